@@ -55,12 +55,11 @@ def test_check_of_two_repositories_with_the_same_model(good: Path, bad: Path) ->
 
 def test_check_of_models_on_upstreams(tmp_path: Path) -> None:
     write_remote(tmp_path, "nobody", "127.0.0.1:1")
-    write_remote(tmp_path, "nowhere", endpoint="grpc://gpu-1", endpoints="", hedge_percent="5")
+    write_remote(tmp_path, "nowhere", endpoint="grpc://gpu-1", endpoints="")
     ended = run("models", "check", "--quiet", str(tmp_path))
     assert ended.returncode == 1
     assert "no server answers for model 'nobody': grpc://127.0.0.1:1: Connection" in ended.stdout
     assert "['endpoint'] has no effect on this server; did you mean 'endpoints'?" in ended.stdout
-    assert "['hedge_percent']: has no effect any more: no call is made to a second" in ended.stdout
 
 
 @pytest.mark.slow

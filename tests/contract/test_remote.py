@@ -61,9 +61,6 @@ def models(there: ServerProcess, endpoint: str, tmp_path_factory: pytest.TempPat
             write_remote(root, name + form, there.url, remote_model=name, **given)
     write_remote(root, "mixed", there.grpc, there.url, remote_model="row_sum", max_in_flight="2")
     write_remote(root, "other_name", endpoint, remote_model="simple", remote_version="1")
-    write_remote(root, "transparent", endpoint, remote_model="row_sum", forward="transparent")
-    write_remote(root, "hedged", endpoint, remote_model="simple", hedge_after="p95",
-                 hedge_percent="5")  # fmt: skip
     write_remote(root, "third", endpoint, remote_model="versions_all", remote_version="3")
     write_remote(root, "versions_all", endpoint, more="version_policy { all { } }")
     for number in (1, 10):
@@ -244,19 +241,6 @@ def test_requests_are_batched_here(
     assert after.value("headrace_endpoint_healthy", **labels) == 1
 
 
-def test_hedging_settings_are_ignored_with_a_warning(endpoint: str, front: ServerProcess) -> None:
-    """One warning says so."""
-    with CLIENTS["grpc"](front) as through, Scraper(front.metrics) as scraper:
-        answer = through.infer("hedged", {"INPUT0": INTS, "INPUT1": INTS})
-        assert answer["OUTPUT0"].tolist() == (INTS + INTS).tolist()
-        found, labels = scraper.now(), {"model": "hedged", "endpoint": endpoint}
-    for name in ("hedges", "hedge_wins"):
-        assert found.value(f"headrace_endpoint_{name}_total", **labels) == 0
-    front.await_logged("parameters['hedge_after']: ")
-    [told] = [line for line in front.log.splitlines() if "hedge_" in line]
-    assert "hedged/config.pbtxt:6: parameters['hedge_after']: has no effect any more" in told
-
-
 def test_one_of_a_batch_that_fails_fails_alone(
     pair: tuple[Client, Client], pool: ThreadPoolExecutor
 ) -> None:
@@ -272,27 +256,6 @@ def test_one_of_a_batch_that_fails_fails_alone(
         return True
 
     assert list(pool.map(ask, [0, 10_000] * 16)) == [True, False] * 16
-
-
-def test_forward_transparent_sends_requests_one_by_one(
-    endpoint: str, front: ServerProcess, pool: ThreadPoolExecutor
-) -> None:
-    """Requests are decoded and checked here. One warning says so."""
-    rows = np.ones((1, 4), np.float32)
-    with CLIENTS["grpc"](front) as through, Scraper(front.metrics) as scraper:
-        labels = {"model": "transparent", "version": "1", "endpoint": endpoint}
-        with pytest.raises(InvalidRequest, match=r"\[request id: an id\]"):
-            through.infer("transparent", {"INPUT0": rows.astype(np.int32)}, id="an id")
-
-        def ask(_: int) -> object:
-            return through.infer("transparent", {"INPUT0": rows})["OUTPUT0"].tolist()
-
-        assert list(pool.map(ask, range(64))) == [[[4.0]]] * 64
-        found = scraper.now()
-    assert found.value("headrace_endpoint_requests_total", **labels) == 64
-    front.await_logged("'transparent' passes no")
-    [told] = [line for line in front.log.splitlines() if "'transparent'" in line]
-    assert "transparent/config.pbtxt:6: parameters['forward']: 'transparent' passes no" in told
 
 
 def test_requests_keep_their_parameters(

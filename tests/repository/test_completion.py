@@ -235,10 +235,6 @@ def test_instance_groups_get_names_counts_and_kinds() -> None:
     ("max_batch_size: 4 ensemble_scheduling { }", False),
     ('max_batch_size: 4 parameters { key: "batching" value { string_value: "on" } }', True),
     ('max_batch_size: 4 parameters { key: "batching" value { string_value: "off" } }', False),
-    ('backend: "triton" max_batch_size: 4'
-     ' parameters { key: "forward" value { string_value: "transparent" } }', False),
-    ('backend: "python" max_batch_size: 4'
-     ' parameters { key: "forward" value { string_value: "transparent" } }', True),
     ("dynamic_batching { }", False),
 ])  # fmt: skip
 def test_models_that_batch(text: str, answer: bool) -> None:

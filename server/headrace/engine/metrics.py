@@ -423,8 +423,6 @@ ENDPOINT_FAMILIES: tuple[Family[EndpointSeries], ...] = (
     Family("headrace_endpoint_differences", "gauge", lambda e: e.differences,
            "Ways in which a server has a model otherwise than asked"),
     # Dashboards may have these names: they count calls of a kind that is not made any more.
-    Family("headrace_endpoint_hedges_total", "counter", lambda _: 0, "Always 0"),
-    Family("headrace_endpoint_hedge_wins_total", "counter", lambda _: 0, "Always 0"),
 )  # fmt: skip
 BACKEND_FAMILIES: tuple[Family[BackendSeries], ...] = (
     Family("headrace_backend_requests_total", "counter", lambda b: b.counts.requests,

@@ -137,8 +137,6 @@ def batches(config: ModelConfig) -> bool:
         return False  # an upstream receives each request on a stream of its own
     if not config.input and config.backend in _WHOLE:
         return False  # nothing in a batch would tell its number of requests
-    if config.backend == _ELSEWHERE and parameter(config, "forward") == "transparent":
-        return False  # each request is forwarded as a call of its own
     return parameter(config, "batching") != "off"
 
 

@@ -188,8 +188,6 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[FakeVersio
         "headrace_endpoint_healthy": "gauge",
         "headrace_endpoint_sequences": "gauge",
         "headrace_endpoint_differences": "gauge",
-        "headrace_endpoint_hedges_total": "counter",
-        "headrace_endpoint_hedge_wins_total": "counter",
         "headrace_backend_active": "gauge",
         "headrace_backend_batches_total": "counter",
         "headrace_backend_requests_total": "counter",

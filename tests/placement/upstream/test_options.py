@@ -55,7 +55,6 @@ def test_a_name_without_addresses_is_skipped_if_others_resolve(tmp_path: Path) -
         ("endpoints", "grpc://me:secret@gpu", "credentials belong into files"),
         ("remote_version", "newest", "expected a whole number"),
         ("remote_version", "0", "expected a whole number"),
-        ("forward", "both", "expected batched or transparent, got 'both'"),
         ("max_in_flight", "-1", "expected a whole number"),
         ("max_in_flight", "0", "from 1 to 1024"),
         ("max_in_flight", "0000000012345", "from 1 to 1024"),
@@ -178,16 +177,6 @@ def test_endpoints_without_shared_memory(tmp_path: Path, given: dict[str, str], 
     assert error.value.path == "parameters['shared_memory']"
 
 
-def test_forward_transparent_is_accepted_anywhere(tmp_path: Path) -> None:
-    """The setting only has the requests sent one by one."""
-    both = "grpc://127.0.0.1,http://127.0.0.1"
-    for asked in (
-        {"endpoints": both}, {"endpoints": both, "protocol": "tfserving"}, {"shared_memory": "true"}
-    ):  # fmt: skip
-        alike = options(tmp_path, 0, **asked)
-        assert options(tmp_path, 0, forward="transparent", **asked) == alike
-
-
 @pytest.mark.parametrize(
     ("given", "idle"),
     [
@@ -196,10 +185,6 @@ def test_forward_transparent_is_accepted_anywhere(tmp_path: Path) -> None:
         ({"endpoints": "grpc://a", "fail_over": "grpcs://b", "tls_cert": "x", "tls_key": "y"}, []),
         ({"endpoints": "grpc://a", "http_tensors": "json"}, ["http_tensors"]),
         ({"endpoints": "https://a", "http_tensors": "json"}, []),
-        ({"endpoints": "grpc://a", "forward": "batched"}, []),
-        ({"endpoints": "grpc://a", "forward": "transparent"}, ["forward"]),
-        ({"endpoints": "grpc://a", "hedge_percent": "5"}, ["hedge_percent"]),
-        ({"endpoints": "grpc://a", "hedge_percent": "5", "hedge_after": "p95"}, ["hedge_after"]),
     ],
 )
 def test_parameters_without_effect(given: dict[str, str], idle: list[str]) -> None:

@@ -280,7 +280,6 @@ class RemoteOptions:
         `root`.
         """
         protocol = _protocol(parameters)
-        _one_of(parameters, "forward", ("batched", "transparent"))
         named = parameters.get("remote_version", "")
         if named and version:
             raise _wrong(
@@ -351,8 +350,7 @@ class RemoteOptions:
 
 _PARAMETERS = frozenset(
     {
-        "endpoints", "remote_model", "remote_version", "forward", "protocol", "hedge_after",
-        "hedge_percent", *_OF_FILES,
+        "endpoints", "remote_model", "remote_version", "protocol", *_OF_FILES,
         *(one.metadata["parameter"][0] for one in fields(RemoteOptions) if one.metadata),
     }
 )  # fmt: skip
@@ -441,12 +439,3 @@ def idle_parameters(parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 yield name, "has no effect without TLS: endpoints are grpcs:// or https:// then"
     if parameters.get("http_tensors") and "http" not in endpoints:
         yield "http_tensors", "has no effect without an endpoint at http:// or https://"
-    if parameters.get("forward") == "transparent":
-        yield (
-            "forward",
-            "'transparent' passes no bytes on untouched any more: requests are read here, and go on"
-            " one by one, as with batching 'off'",
-        )
-    hedging = [name for name in ("hedge_after", "hedge_percent") if parameters.get(name)]
-    if hedging:  # a single warning for both
-        yield hedging[0], "has no effect any more: no call is made to a second server as well"

@@ -72,7 +72,7 @@ def remote_config(
     """The configuration of one version for a Triton process with these instance groups.
 
     The model's own configuration, except for settings applied here: requests are batched here
-    unless `batching` is off or `forward` is transparent, and would only wait again there.
+    unless `batching` is off, and would only wait again there.
     """
     result = ModelConfig()
     result.CopyFrom(config)
@@ -80,10 +80,7 @@ def remote_config(
     parameters = config.parameters
     result.backend = parameters[BACKEND].string_value if BACKEND in parameters else ""
     result.platform = parameters[PLATFORM].string_value if PLATFORM in parameters else ""
-    alone = any(
-        name in parameters and parameters[name].string_value == value
-        for name, value in (("batching", "off"), ("forward", "transparent"))
-    )
+    alone = "batching" in parameters and parameters["batching"].string_value == "off"
     if not alone and result.WhichOneof("scheduling_choice") == "dynamic_batching":
         result.ClearField("dynamic_batching")
     for own in (_OWN_PARAMETERS | remote_parameters()) & set(result.parameters):
