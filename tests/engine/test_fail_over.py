@@ -139,7 +139,7 @@ async def test_shutdown_does_not_wait_for_a_check() -> None:
         raise AssertionError("nothing has come back")
 
     absent = {"triton": "no server answers"}
-    backends = Backends(("triton", "constant"), frozenset({"constant"}), 0, absent, look)
+    backends = Backends(("triton", "constant"), 0, absent, look)
     found = FailOver("m", backends, Bench().batcher, asyncio.get_running_loop(), {})
     found.search(load)
     assert await asyncio.to_thread(begun.wait, 20)

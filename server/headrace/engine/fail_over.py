@@ -39,8 +39,6 @@ class FailOver:
         """`counts` are the version's counters, possibly taken over from a replaced version."""
         queue_size = backends.queue_size
         self.tiers = Tiers(model, backends.labels, batcher, LoopClock(loop), counts, queue_size)
-        for tier in self.tiers:
-            tier.here = tier.name in backends.here
         self.submit = self.tiers.submit if queue_size else batcher.submit
         self._model = model
         self._backends = backends

@@ -91,13 +91,12 @@ class LoadedInstance:
 class Backends:
     """The backends of a version that has several, by label, in order.
 
-    `here` are those that run on this server, not on upstreams. With `queue_size` requests waiting
-    the next one helps out; 0: never. `absent` are those that could not be loaded, with the reason;
-    `look` returns one of them that is available now, "" for none, and may block.
+    With `queue_size` requests waiting the next one helps out; 0: never. `absent` are those that
+    could not be loaded, with the reason; `look` returns one of them that is available now, "" for
+    none, and may block.
     """
 
     labels: tuple[str, ...]
-    here: frozenset[str]
     queue_size: int
     absent: Mapping[str, str]
     look: Callable[[], str]
@@ -448,7 +447,6 @@ class _Loading:
             seconds=monotonic() - begun,
             backends=Backends(
                 tuple(tier.label for tier in self._tiers),
-                frozenset(t.label for t in self._tiers if t.backend.places_instances),
                 fail_over.queue_size(own.config),
                 {label: error.public for label, (_, error) in self._absent.items()},
                 self._look,

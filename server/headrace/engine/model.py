@@ -28,7 +28,7 @@ from headrace.observability.statistics import (
     VersionStatistics,
     WorkerSeries,
 )
-from headrace.placement.placement import PlacedInstance, Placement, Surroundings
+from headrace.placement.placement import PlacedInstance, Placement, Scheduler, Surroundings
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.protocol.pb.traffic_pb2 import ModelTrafficResponse
 from headrace.protocol.plain_json import PlainJson
@@ -37,7 +37,6 @@ from headrace.repository.layout import ModelSource
 from headrace.repository.overrides import Upload
 from headrace.repository.reading import first_response_bounds
 from headrace.scheduling.batcher import Batcher, LoopClock
-from headrace.scheduling.fail_over import Tier
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.sequences import SequenceQueue
 
@@ -287,7 +286,7 @@ class ModelVersion:
         """
         account = regions.admission.model(self.model)
         batcher = make_batcher(loaded, self.name, loop, self.statistics, self._report, account)
-        schedulers: Sequence[Batcher | Tier] = [batcher]
+        schedulers: Sequence[Scheduler] = [batcher]
         fail_over = None
         if loaded.backends is not None:
             counts = self.statistics.backends

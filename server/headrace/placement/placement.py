@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from headrace.core.call import Call
 from headrace.core.errors import ServerError, Unavailable
@@ -19,8 +19,8 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Array
 from headrace.observability.statistics import EndpointCounts, EndpointSeries, WorkerSeries
 from headrace.placement.choice import AutoChoice, InstanceKind
-from headrace.scheduling.batcher import Batcher
-from headrace.scheduling.fail_over import Tier
+from headrace.scheduling.batch import Answer, Instance
+from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.sequences import SequenceQueue
 
 
@@ -62,8 +62,32 @@ class NoServices:
         """Do nothing: metric updates are kept until the model serves."""
 
 
-# Gives batches to instances; a `Tier` is one of several backends.
-Scheduler: TypeAlias = Batcher | Tier
+class Scheduler(Protocol):
+    """What gives batches to instances: a version's batcher, or a tier, one of several backends."""
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """Inputs that workers have died of."""
+        raise NotImplementedError
+
+    def add_instance(self, instance: Instance) -> None:
+        """Add an instance, which receives batches from now on."""
+
+    def remove_instance(self, instance: Instance, removed: Callable[[], None]) -> None:
+        """Give `instance` no more batches; `removed` is called once it has none in progress."""
+
+    def suspend(self, instance: Instance) -> None:
+        """Give an idle instance no batches until it is resumed."""
+
+    def resume(self, instance: Instance) -> None:
+        """Give a suspended instance batches again."""
+
+    def fail_waiting(self, error: ServerError) -> bool:
+        """End all requests not begun, unless others may run them; True if they have ended."""
+        raise NotImplementedError
+
+    def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
+        """Receive an execution's individual answer to one request; see `Batcher.answer`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,8 +170,7 @@ class _Job:
 class Tier:
     """A backend, which acts as the scheduler for its instances.
 
-    `open` is true if its instances take part. Parameters for upstreams only are removed from
-    requests that it runs `here`.
+    `open` is true if its instances take part.
     """
 
     def __init__(self, tiers: "Tiers", rank: int, name: str, counts: BackendCounts) -> None:
@@ -180,7 +179,6 @@ class Tier:
         self.standing = Standing()
         self.open = False
         self.hopeless = True  # without instances, and none expected
-        self.here = False
         self.counts = counts
         self.handed_on: deque[_Job] = deque()
         self.tiers = tiers
