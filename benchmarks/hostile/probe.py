@@ -126,7 +126,8 @@ def _length(head: bytes) -> int:
 class Waits:
     """Seconds that the main threads of processes, and this thread, have waited for a core.
 
-    Without processes 0; and those that the machine's host has taken, from each core.
+    Without processes 0; and those that the machine's host has taken, from each core. `lost` leaves
+    out what it has taken from all of them at once: the one that attacks may be the only one busy.
     """
 
     def __init__(self, processes: Sequence[str]) -> None:
@@ -150,7 +151,7 @@ def _stolen() -> list[float]:
 def lost(before: Sequence[float], now: Sequence[float]) -> float:
     """Seconds between two results of `Waits` in which work could not go on."""
     waited, *stolen = (late - early for early, late in zip(before, now, strict=True))
-    return waited + max(stolen, default=0.0)
+    return waited + min(stolen, default=0.0)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import asyncio
 import uvloop
 
 from headrace.core.turns import CROWDED_SECS, Turns
+from tests.doors.fakes import until
 
 
 def test_thousands_of_connections_end_in_turns() -> None:
@@ -30,7 +31,7 @@ def test_long_reads_go_on_one_by_one_and_leave_others_their_share() -> None:
         turns, loop = Turns(), asyncio.get_running_loop()
         share, read = turns.share, list[int]()
         for number in range(5):
-            turns.one_by_one(lambda n=number: read.append(n))  # type: ignore[misc]
+            turns.read_later(lambda n=number: read.append(n))  # type: ignore[misc]
         while len(read) < 5:
             seen = len(read)
             turn: asyncio.Future[None] = loop.create_future()
@@ -44,14 +45,36 @@ def test_long_reads_go_on_one_by_one_and_leave_others_their_share() -> None:
 
 
 def test_shares_are_small_once_long_reads_have_taken_much_of_a_turn() -> None:
-    turns = Turns()
-    share = turns.begin(1.0)
-    assert share == turns.share
-    turns.taken += CROWDED_SECS / 2
-    assert turns.begin(1.0) == share
-    turns.taken += CROWDED_SECS / 2
-    assert 0 < turns.begin(1.0) < share
-    assert turns.begin(1.001) == share
+    async def scenario() -> None:
+        turns, loop = Turns(), asyncio.get_running_loop()
+        shares = list[int]()
+
+        def read() -> None:
+            shares.append(turns.begin(loop))
+            turns.taken += CROWDED_SECS / 2
+
+        for _ in range(3):
+            loop.call_soon(read)
+        turn: asyncio.Future[None] = loop.create_future()
+        loop.call_soon(loop.call_soon, turn.set_result, None)
+        await turn
+        assert shares[0] == shares[1] == turns.share
+        assert 0 < shares[2] < turns.share
+        assert turns.begin(loop) == turns.share
+
+    uvloop.run(scenario())
+
+
+def test_a_rest_that_fails_holds_up_no_other() -> None:
+    async def scenario() -> None:
+        turns, loop, done = Turns(), asyncio.get_running_loop(), list[int]()
+        loop.set_exception_handler(lambda loop, context: done.append(-1))
+        for number in range(3):
+            turns.go_on_later(lambda n=number: done.append(1 // (n - 1)))  # type: ignore[misc]
+        await until(lambda: len(done) == 3)
+        assert done == [-1, -1, 1]
+
+    uvloop.run(scenario())
 
 
 def test_a_connection_alone_ends_at_once() -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from sys import maxsize
 
 import pytest
 
@@ -210,17 +211,18 @@ def test_light_requests_have_every_other_turn() -> None:
     queue = RequestQueue(SchedulingPolicy(BatchPolicy(2)))
 
     def add(name: str, light: bool = False) -> Call:
-        call = entered(request(name, 1), 1, None, 0, Bench().batcher)
+        call = entered(request(name, 1), 1, None, int(light), Bench().batcher)
         queue.append(call, light)
         return call
 
     for number in range(8):
         add(f"busy {number}")
+    assert queue.oldest == maxsize  # asked for beside light ones only
     cancelled = add("light x", True)
     for number in range(5):
         add(f"light {number}", True)
     end(queue, cancelled)
-    assert queue.waiting == 13
+    assert (queue.waiting, queue.oldest) == (13, 0)
     taken = []
     while queue.waiting:
         taken.append([call.id for call in queue.take(0)[0]])
@@ -234,6 +236,15 @@ def test_light_requests_have_every_other_turn() -> None:
     for kind in ("busy", "light"):
         found = [name for batch in taken for name in batch if name.startswith(kind)]
         assert found == sorted(found)
+
+
+def test_busy_clients_get_no_more_than_in_order_of_arrival() -> None:
+    queue = RequestQueue(SchedulingPolicy(BatchPolicy(1)))
+    for number in range(20):
+        queue.append(entered(request("light", 1), 1, None, number, Bench().batcher), True)
+    queue.append(entered(request("busy", 1), 1, None, 15, Bench().batcher))
+    taken = [queue.take(0)[0][0].id for _ in range(21)]
+    assert taken.index("busy") == 16
 
 
 def test_picking_keeps_the_order_of_the_others() -> None:

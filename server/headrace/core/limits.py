@@ -86,7 +86,7 @@ class Payer(Protocol):
     origin: str
 
 
-FEW = 4  # requests of a client, who is not the one that overloads a model
+FEW = 4  # requests of a connection, to all models, which is not what overloads one
 
 
 class ModelLoad:

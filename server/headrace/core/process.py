@@ -1,4 +1,4 @@
-"""Limits, garbage collection and threads of each of the server's processes, set at its start."""
+"""Limits, garbage collection and threads of engine and front ends, set at its start."""
 
 import fcntl
 import gc

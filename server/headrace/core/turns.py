@@ -5,11 +5,15 @@ as its `share`, and puts the rest off; of everything that was put off, one piece
 the loop, so that other clients are served in between, however many connections do this. The share
 is small while others wait, and after connections with long reads have taken `CROWDED_SECS` of the
 same turn. Owned by the event-loop thread.
+
+A loop does not tell where its turns end: uvloop's time goes on within one. So whoever counts what
+happens in a turn has a callback at the begin of the next one.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 
 SHARE = 128  # units, of some 10 us: frames, messages, requests
 PACKED = 24  # units of a compressed message: 64 KiB of it may be unpacked at once
@@ -17,7 +21,7 @@ TEXT_BITS, BINARY_BITS = 8, 9  # 256 bytes of JSON, and 512 of protobuf, may tak
 SMALL = 4  # ... while other connections wait for their turn
 CROWDED_SECS = 0.005
 PIECE_SECS = 0.002  # after which a connection leaves the rest of its messages to another turn
-LONG_READ = 4 << 10  # bytes from which on a read is timed: that costs a small request 2 %
+LONG_READ = 1 << 10  # bytes from which on a read is timed: that costs a small request 2 %
 _ENDS = 64  # connections that close in one turn
 
 
@@ -26,19 +30,28 @@ class Turns:
 
     def __init__(self) -> None:
         self.share = SHARE  # units of work that a connection may do now
-        self.turn = 0.0  # the loop's time of the turn in which connections have taken `taken`
-        self.taken = 0.0  # seconds
+        self.taken = 0.0  # seconds of this turn that connections with long reads have taken
+        self._counting = False  # a callback for the next turn is scheduled
         self._waiting: deque[Callable[[], None]] = deque()
         self._scheduled = False
-        self._singles: deque[Callable[[], None]] = deque()
+        self._reads: deque[Callable[[], None]] = deque()
+        self._rests: deque[Callable[[], None]] = deque()
         self._ends: deque[Callable[[], None]] = deque()
-        self._ended = 0  # since `_at`, which is a turn's time by uvloop's clock
-        self._at = 0.0
+        self._ended = 0  # connections, in this turn
 
-    def begin(self, now: float) -> int:
-        """The share of a connection with a long read, at the loop's time; see `taken`."""
-        if now != self.turn:
-            self.turn, self.taken = now, 0.0
+    def _count(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._counting:
+            self._counting = True
+            loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._counting = False
+        self.taken = 0.0
+        self._ended = 0
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> int:
+        """The share of a connection with a long read, which adds its time to `taken`."""
+        self._count(loop)
         return self.share if self.taken < CROWDED_SECS else SMALL
 
     def put_off(self, piece: Callable[[], None]) -> None:
@@ -61,21 +74,39 @@ class Turns:
         finally:
             self.share = SMALL if self._waiting else SHARE
 
-    def one_by_one(self, piece: Callable[[], None]) -> None:
-        """Run `piece` in a later turn, alone of its kind: a connection that reads on after a long
-        read, or the rest of a request after its work on a thread.
+    def read_later(self, read_on: Callable[[], None]) -> None:
+        """Let a connection read on, after a long read: one of them in a turn.
 
         The share of other connections stays as it is: they need no more turns than before.
         """
-        self._singles.append(piece)
-        if len(self._singles) == 1:
-            asyncio.get_running_loop().call_soon(self._run_one)
+        self._reads.append(read_on)
+        if len(self._reads) == 1:
+            asyncio.get_running_loop().call_soon(self._read_one)
 
-    def _run_one(self) -> None:
-        piece = self._singles.popleft()
-        if self._singles:
-            asyncio.get_running_loop().call_soon(self._run_one)
-        piece()
+    def _read_one(self) -> None:
+        read_on = self._reads.popleft()
+        if self._reads:
+            asyncio.get_running_loop().call_soon(self._read_one)
+        read_on()
+
+    def go_on_later(self, rest: Callable[[], None]) -> None:
+        """Go on with a request after its work on a thread: some `PIECE_SECS` of these in a turn."""
+        self._rests.append(rest)
+        if len(self._rests) == 1:
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        until = perf_counter() + PIECE_SECS
+        try:
+            while self._rests and perf_counter() < until:
+                self._rests[0]()
+                self._rests.popleft()
+        except BaseException:
+            self._rests.popleft()
+            raise
+        finally:
+            if self._rests:
+                asyncio.get_running_loop().call_soon(self._go_on)
 
     def end_later(self, close: Callable[[], None]) -> bool:
         """Put off the closing of a connection whose client has hung up, if many others have, too.
@@ -83,8 +114,7 @@ class Turns:
         Ten thousand that end at once take a tenth of a second. False if it may be closed now.
         """
         loop = asyncio.get_running_loop()
-        if (now := loop.time()) != self._at:
-            self._at, self._ended = now, 0
+        self._count(loop)
         self._ended += 1
         if self._ended <= _ENDS and not self._ends:
             return False

@@ -456,7 +456,7 @@ class ModelAccount(ModelLoad):
         """Raise `Overloaded` if another request would take from other models' shares.
 
         The server has already charged that request. Half of what a share leaves to other models is
-        for clients with few requests of this one, beside those that have filled the share.
+        for connections with few requests, beside those that have filled the share.
         """
         server, share = self._server, self._server.shares.model
         if payer is not None and payer.requests <= FEW:

@@ -236,6 +236,8 @@ class _Outgrown(Exception):
 class Job(Owner, Generic[T]):
     """One piece of work, with a handle to cancel it."""
 
+    turns: Turns  # the workbench's, once it has the work
+
     def __init__(
         self,
         work: Callable[[Charge], T],
@@ -246,7 +248,6 @@ class Job(Owner, Generic[T]):
         """`payer` is the client that takes turns with others."""
         self.payer = payer
         self.nbytes = 0  # an estimate of the work's size
-        self.turns = Turns()  # the workbench's, once it has the work
         self._work: Callable[[Charge], T] | None = work
         self._done: Callable[[T | None, Exception | None], None] | None = done
         self._charge = charge
@@ -280,7 +281,7 @@ class Job(Owner, Generic[T]):
             problem = error
         with suppress(RuntimeError):  # the loop is closed: the server has ended
             end = partial(self._finish, result, problem)
-            self._loop.call_soon_threadsafe(self.turns.one_by_one, end)
+            self._loop.call_soon_threadsafe(self.turns.go_on_later, end)
             del end
         del work, result, problem  # an error refers to this frame, and both would live for longer
         return True

@@ -58,7 +58,7 @@ from headrace.scheduling.batch import (
 from headrace.scheduling.overload import Overload
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
-from headrace.scheduling.queue import MANY, RequestQueue
+from headrace.scheduling.queue import LIGHT, MANY, RequestQueue
 
 log = logging.getLogger(__name__)
 _REFUSED_AT_ONCE = 64  # for their delay, in one turn of the event loop
@@ -404,7 +404,10 @@ class Batcher:
                     return None
                 self._closed[reason] += 1
                 overload = self._overload
-                waited = now - calls[0].arrived
+                first = calls[0]
+                if first.level == LIGHT:  # others, behind it, may have waited for longer
+                    first = min(calls, key=attrgetter("arrived"))
+                waited = now - first.arrived
                 if waited > overload.late:
                     if overload.late_start(now, self._queue.waiting):
                         refused += len(calls)
@@ -415,7 +418,11 @@ class Batcher:
                         if refused >= _REFUSED_AT_ONCE:
                             self._schedule_flush()  # others have their turn of the event loop
                             return None
-                elif overload.since and overload.timely(waited, self._queue.waiting):
+                elif (
+                    overload.since
+                    and now - self._queue.oldest <= overload.late
+                    and overload.timely(waited, self._queue.waiting)
+                ):
                     self._tell_end()
             else:
                 return None

@@ -5,14 +5,16 @@ timed out stay in their deque, marked as ended, until they reach its head: remov
 would require a search. They count nowhere, their tensors are released at once, and when they
 outnumber the waiting ones, all of them are removed.
 
-While many requests wait, those of clients with few requests have a deque of their own, which has
-every other turn: so a client that fills the queue delays itself, not others.
+While many requests wait, those of clients with few requests have a deque of their own. The other
+requests have a turn if the oldest of them is older, and at most every other one: so a client that
+fills the queue delays itself, not others.
 """
 
 import heapq
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
+from sys import maxsize
 
 from headrace.core.call import Call
 from headrace.core.errors import QueueFull
@@ -20,7 +22,7 @@ from headrace.observability.statistics import Closed
 from headrace.scheduling.policy import NO_POLICY, SchedulingPolicy, TimeoutAction
 
 MANY = 256  # waiting requests from which on those of light clients have turns of their own
-_LIGHT = 0  # their level
+LIGHT = 0  # their level
 _SWEEP = 64  # dead entries below which sweeping never pays
 
 
@@ -43,7 +45,7 @@ class RequestQueue:
         self._deques: list[deque[Call]] = [deque(), deque()]
         self._light: deque[Call] = deque()
         self._light_first = False
-        self._sizes = {_LIGHT: 0, 1: 0}
+        self._sizes = {LIGHT: 0, 1: 0}
         self.deadlines: list[tuple[int, int, Call]] = []
         self._count = 0
         self._dead = 0  # ended, but still in a deque
@@ -56,9 +58,9 @@ class RequestQueue:
         """
         if self._plain and not call.timeout:
             if light:
-                call.level = _LIGHT
+                call.level = LIGHT
                 self._light.append(call)
-                self._sizes[_LIGHT] += 1
+                self._sizes[LIGHT] += 1
             else:
                 self._deques[0].append(call)
                 self._sizes[1] += 1
@@ -101,8 +103,10 @@ class RequestQueue:
         """Start the calls of the batch to run at `now`; returns them as `BatchPolicy.take`."""
         first = self._deques[0]
         single = len(self._deques) == 2 and not (self._dead or self._deques[1] or self._light)
-        if self._light:
-            self._light_first = not self._light_first
+        if self._light:  # others have their turn if they would have it without turns
+            others = self._deques[0]
+            older = bool(others) and others[0].arrived < self._light[0].arrived
+            self._light_first = not (self._light_first and older)
         batch = self._policy.batch
         if single and self.waiting == 1 and not batch.max_delay:  # the usual case
             call = first.popleft()
@@ -115,6 +119,14 @@ class RequestQueue:
         if type(positions) is range:  # the usual case: from the head on
             return self.popleft(len(positions)), reason, ask_at
         return self.pick(positions), reason, ask_at
+
+    @property
+    def oldest(self) -> int:
+        """The arrival of the oldest request at the head of a deque, if there are light ones; else
+        that of a future one.
+        """
+        heads = [queue[0].arrived for queue in (self._light, self._deques[0]) if queue]
+        return min(heads) if self._light else maxsize
 
     def __iter__(self) -> Iterator[Call]:
         first, *others = self._in_turn()
@@ -213,7 +225,7 @@ class RequestQueue:
         kept = [pair for pair in pairs if pair[1] or pair[2]]
         self._levels = [level for level, _, _ in kept]
         self._deques = [queue for _, *queues in kept for queue in queues]
-        self._sizes = {level: self._sizes[level] for level in (_LIGHT, *self._levels)}
+        self._sizes = {level: self._sizes[level] for level in (LIGHT, *self._levels)}
 
     def _sweep_deadlines(self) -> None:
         alive = [entry for entry in self.deadlines if not (entry[2].started or entry[2].ended)]

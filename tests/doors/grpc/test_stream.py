@@ -426,6 +426,23 @@ async def test_requests_behind_a_long_one_wait_for_it(stream: Stream) -> None:
     assert (stream.engine.admission.requests, stream.engine.admission.bytes) == (0, 0)
 
 
+async def test_a_long_request_without_room_for_its_names_holds_up_no_other(stream: Stream) -> None:
+    admission, message = stream.engine.admission, pb.ModelInferRequest()
+    message.ParseFromString(long_message("long"))
+    message.inputs[0].name = "x" * 10_000
+    data = message.SerializeToString()
+    admission.count(1_000)  # of another client
+    admission.most_bytes = len(data) + 5_000
+    stream.send(data)
+    admission.count(-1_000)
+    stream.send(infer_message("plain", id="short"))
+    [work] = stream.engine.plain.work
+    work.answer("a", True)
+    assert [told(message).split(":")[0] for message in stream.peer.sent] == ["long", "short"]
+    assert "limit" in stream.peer.sent[0].error_message
+    stream.close()
+
+
 async def test_a_stream_that_ends_while_a_request_is_decoded() -> None:
     stream, other = Stream(), Stream()
     other.engine.admission.workbench = stream.engine.admission.workbench

@@ -14,7 +14,6 @@ ended eventually.
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from headrace.api.header_rules import DoorRules, HeaderPattern
 from headrace.core.call import Call, InferResponse
@@ -27,6 +26,7 @@ from headrace.core.errors import (
 )
 from headrace.core.limits import Payer
 from headrace.core.tensors import Buffer
+from headrace.core.turns import SMALL
 from headrace.doors.grpc.call import Message, Noted, Open, Peer, Session
 from headrace.engine.admission import Account, ConnectionAccount
 from headrace.engine.doors import (
@@ -431,12 +431,12 @@ class StreamInfer:
         self._unordered.clear()
         self._ready.clear()
         self._behind.clear()
-        self._cancel_some(slots)
+        self._cancel_some(slots, SMALL)  # many streams may end in this turn
 
-    def _cancel_some(self, slots: deque[Slot]) -> None:
-        """Cancel requests, as many as one turn of the loop allows."""
+    def _cancel_some(self, slots: deque[Slot], most: int) -> None:
+        """Cancel some requests now, and the others in turns of the loop."""
         turns = self._engine.admission.turns
-        for _ in range(min(len(slots), turns.share)):
+        for _ in range(min(len(slots), most)):
             slot = slots.popleft()
             if not slot.answered:
                 self._answers[CANCELLED] += 1
@@ -445,7 +445,7 @@ class StreamInfer:
                 if not slot.answered:
                     slot.cancel()
         if slots:
-            turns.put_off(partial(self._cancel_some, slots))
+            turns.put_off(lambda: self._cancel_some(slots, turns.share))
 
     # --- from the engine
 
@@ -640,8 +640,8 @@ class StreamInfer:
             if found.decoupled:
                 self._ordered.remove(slot)
                 self._leave_order(slot)
-            self._deferring = message.long
             slot.submit(self._engine, message, found, self._told, self._submit_behind)
+            self._deferring = message.long  # until `_submit_behind`, in a later turn
         except ServerError as error:
             slot.refuse(error)
 

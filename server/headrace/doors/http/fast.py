@@ -284,7 +284,7 @@ class FastProtocol(BoundedProtocol):
         turns, begun = self._admission.turns, 0.0
         first, size, left = position, len(data), turns.share
         if size >= LONG_READ:
-            left, begun = turns.begin(self.loop.time()), perf_counter()
+            left, begun = turns.begin(self.loop), perf_counter()
         while position < size and not (position > first and self.transport.is_closing()):
             if self._gathering is not None:
                 position = self._gather(self._gathering, data, position)

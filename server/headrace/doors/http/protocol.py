@@ -60,16 +60,25 @@ class _Flow(FlowControl):
     def __init__(self, transport: Any) -> None:
         super().__init__(transport)
         self._holds = False
+        self._wanted = True  # by uvicorn: it has not enough of a body
 
     def hold(self, holds: bool) -> None:
         """Pause reading until `hold(False)`."""
-        self._holds = holds
         if holds:
-            self.pause_reading()
+            if not self._holds:
+                self._holds, self._wanted = True, not self.read_paused
+            super().pause_reading()
         else:
-            self.resume_reading()
+            self._holds = False
+            if self._wanted:
+                super().resume_reading()
+
+    def pause_reading(self) -> None:
+        self._wanted = False
+        super().pause_reading()
 
     def resume_reading(self) -> None:
+        self._wanted = True
         if not self._holds:
             super().resume_reading()
 
@@ -366,7 +375,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._held:
             self._held += data  # one piece may still arrive after reading was paused
             return
-        size, left = len(data), self._admission.turns.begin(self.loop.time())
+        size, left = len(data), self._admission.turns.begin(self.loop)
         while position < size and not self.transport.is_closing():
             if self.pipeline:
                 self._hold(data, position)
@@ -377,15 +386,16 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             if self._in_message and not self._in_head:
                 # Heads may follow it, behind these bytes if it comes in chunks.
-                end = data.find(_END, position, position + _BODY) + len(_END)
-                stop = end if end > position else position + _BODY
+                found = data.find(_END, position, position + _BODY)
+                stop = position + _BODY if found < 0 else found + len(_END)
+                left -= 1 + (stop - position) * _PART_UNITS // _BODY
             else:
                 # A whole head, since an upgrade is removed from whole ones only.
                 end = data.find(_END, position, position + HEAD_LIMIT) + len(_END)
                 stop = max(position + _HEADS, end)
+                left -= _PART_UNITS
             self._parse(data[position:stop])
             position = stop
-            left -= _PART_UNITS
 
     def _let_others(self, nbytes: int) -> None:
         """Read on in a turn of its own, after `nbytes` of a body.
@@ -394,7 +404,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         if nbytes >= _LONG_READ and not self.transport.is_closing():
             self.transport.pause_reading()
-            self._admission.turns.one_by_one(self._read_on)
+            self._admission.turns.read_later(self._read_on)
 
     def _read_on(self) -> None:
         if not (self.flow.read_paused or self.transport.is_closing()):

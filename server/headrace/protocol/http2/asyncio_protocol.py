@@ -189,7 +189,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             if nbytes < LONG_READ:
                 used = self._receive(self._buffer, nbytes, now, turns.share)
             else:
-                share, begun = turns.begin(now), perf_counter()
+                share, begun = turns.begin(self._loop), perf_counter()
                 used = self._receive(self._buffer, nbytes, now, share)
                 turns.taken += perf_counter() - begun
             if used == nbytes and self._plain and not self._data.regular:
