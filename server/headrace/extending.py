@@ -5,7 +5,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed, ServerError, Unavailable
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Tensor
-from headrace.doors.door import Door
+from headrace.doors.door import Door, DoorCall
 from headrace.engine.admission import ConnectionAccount
 from headrace.engine.chain import Compose, StageModel, StagePlugin
 from headrace.engine.doors import Entrance, Target
@@ -13,10 +13,8 @@ from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.local.instances import LoadedModel
 from headrace.protocol.generate import decode_generate as decode_flat
 from headrace.protocol.generate import encode_generate as encode_flat
-from headrace.protocol.status import STATUS
 
 __all__ = [
-    "STATUS",
     "Backend",
     "BackendContext",
     "Call",
@@ -25,6 +23,7 @@ __all__ = [
     "Datatype",
     "Done",
     "Door",
+    "DoorCall",
     "Entrance",
     "InferResponse",
     "InvalidOption",

@@ -635,6 +635,9 @@ class Settings:
             )
         if wrong := [given for given in self.door if not all(given.partition("="))]:
             raise SettingsError(f"--door must be NAME=ADDRESS, got {wrong[0]!r}")
+        names = [given.partition("=")[0] for given in self.door]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise SettingsError(f"--door: '{twice[0]}' is given twice")
         if self.load_model and self.model_control_mode != "explicit":
             raise SettingsError(
                 "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."

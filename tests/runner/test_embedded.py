@@ -5,6 +5,7 @@ import gc
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -17,8 +18,11 @@ import pytest
 
 import headrace
 from headrace import AsyncEngine, Engine, Float32, N, ServeError
+from headrace.client import StatusError
 from headrace.options import SettingsError
 from tests.models.onnx_graphs import identity, write_model
+from tests.models.python_models import write_python_model
+from tests.models.streaming_models import TELLER, TELLER_CONFIG
 from tests.support.scrape import until
 
 ONE = np.ones((1, 1), np.float32)
@@ -125,6 +129,62 @@ def test_calls_under_way_are_answered_before_the_end(tmp_path: Path) -> None:
         assert asked.result().array.tolist() == [1]
         with pytest.raises(RuntimeError, match="closed"):
             engine.infer("slow", {"x": ONE[0]})
+
+
+def test_a_model_with_many_responses_is_streamed_only(tmp_path: Path) -> None:
+    write_python_model(tmp_path / "models", "teller", TELLER, TELLER_CONFIG)
+    with Engine(tmp_path / "models", exit_timeout_secs=1) as engine:
+        with pytest.raises(StatusError, match="call stream"):
+            engine.infer("teller", {"TEXT": np.array([["x"]]), "COUNT": np.array([[3]], np.int32)})
+        assert len(list(engine.stream("teller", {"TEXT": "x", "COUNT": 3}))) == 3
+        unread = engine.stream("teller", {"TEXT": "x", "COUNT": 300})
+        next(unread)
+        engine.close()  # though nobody reads the rest
+    with pytest.raises((RuntimeError, StatusError)):
+        list(unread)
+
+
+def test_limits_of_calls_under_way(repository: Path) -> None:
+    with Engine(repository, max_admitted_bytes=100) as engine, ThreadPoolExecutor(16) as pool:
+        engine.infer("same", {"INPUT0": ONE})
+        many = {"INPUT0": np.ones((8, 1), np.float32)}
+        asked = [pool.submit(engine.infer, "same", many) for _ in range(2_000)]
+        errors = [error for one in asked if (error := one.exception()) is not None]
+        assert {type(error) for error in errors} <= {StatusError}
+        assert all("--max-admitted-bytes" in str(error) for error in errors)
+        assert engine.infer("same", {"INPUT0": ONE}).array.tolist() == [[1]]
+
+
+IN_PROCESS = """
+import numpy as np
+from headrace import Float32, N, model
+
+@model
+def same(x: Float32[N]) -> Float32[N]:
+    return x
+"""
+THREAD = 'parameters { key: "execution" value { string_value: "thread" } }'
+
+
+def test_arrays_of_callers_stay_theirs(tmp_path: Path) -> None:
+    (tmp_path / "models" / "same" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "same" / "1" / "model.py").write_text(IN_PROCESS)
+    (tmp_path / "models" / "same" / "config.pbtxt").write_text(THREAD)
+    with Engine(tmp_path / "models", allow_in_process_python=True) as engine:
+        given = np.arange(4, dtype=np.float32)
+        found = engine.infer("same", {"x": given}).array
+        given[:] = 7
+        assert found.tolist() == [0, 1, 2, 3]
+
+
+def test_an_engine_that_is_open_at_the_end_of_the_program(repository: Path, tmp_path: Path) -> None:
+    program = "import headrace, sys; engine = headrace.Engine(sys.argv[1]); print(engine.ready())"
+    ran = subprocess.run(
+        [sys.executable, "-c", program, repository], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("True\n", "", 0)
+    assert not list(tmp_path.glob("headrace-engine-*"))
 
 
 def test_an_engine_belongs_to_its_process(repository: Path) -> None:

@@ -70,14 +70,6 @@ class AsyncModels:
         """Cancel requests in flight, and free everything."""
         raise NotImplementedError
 
-    async def finish(self) -> None:
-        """Cancel what runs on this event loop, which is about to end, and close."""
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self.aclose()
-
     async def __aenter__(self) -> Self:
         return self
 

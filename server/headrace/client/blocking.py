@@ -87,11 +87,13 @@ class BlockingModels(Generic[M]):
         asynchronous: M,
         name: str,
         make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+        end: "Callable[[AsyncModels], Coroutine[Any, Any, None]] | None" = None,
     ) -> None:
-        """`name` is that of the thread with the event loop."""
+        """`name` is that of the thread with the event loop, and `end` runs last on that loop."""
         self._asynchronous = asynchronous
         self._name = name
         self._make_loop = make_loop
+        self._last = end or finish
         self._starting = Lock()
         self._inherited: list[asyncio.AbstractEventLoop] = []
         self._start()
@@ -101,8 +103,9 @@ class BlockingModels(Generic[M]):
         self._process = os.getpid()
         self._loop = self._make_loop()
         thread = Thread(
-            target=_run_loop, args=(self._loop, self._asynchronous), name=self._name, daemon=True
-        )
+            target=_run_loop, args=(self._loop, self._asynchronous, self._last), name=self._name,
+            daemon=True,
+        )  # fmt: skip
         thread.start()
         # Also for one that is never closed.
         self._end = weakref.finalize(self, _stop, self._loop, thread, self._process)
@@ -144,7 +147,11 @@ class BlockingModels(Generic[M]):
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._process != os.getpid():
-            self._start_again()
+            try:
+                self._start_again()
+            except BaseException:
+                work.close()
+                raise
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:
@@ -220,11 +227,15 @@ class Model:
     ready = _blocking(AsyncModel.ready)
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop, client: AsyncModels) -> None:
+def _run_loop(
+    loop: asyncio.AbstractEventLoop,
+    client: AsyncModels,
+    end: Callable[[AsyncModels], Coroutine[Any, Any, None]],
+) -> None:
     """Run a loop until it is stopped, and close everything."""
     try:
         loop.run_forever()
-        loop.run_until_complete(client.finish())
+        loop.run_until_complete(end(client))
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
@@ -237,3 +248,12 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: Thread, process: int) -> None
     loop.call_soon_threadsafe(loop.stop)
     if thread is not current_thread():  # the garbage collector may call this from there
         thread.join()
+
+
+async def finish(client: AsyncModels) -> None:
+    """Cancel what runs on this event loop, which is about to end, and close a client."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await client.aclose()

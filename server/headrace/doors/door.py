@@ -1,14 +1,20 @@
 """The interface of doors that packages add: where further calls come from.
 
 A door is declared in the group `headrace.doors` under its name, by which its connections, answers
-and traces are counted, and opened by `--door NAME=ADDRESS`. Its calls are subclasses of `Call`,
-submitted to a `Target` of the engine; it charges them to the account of their connection.
+and traces are counted, and opened by `--door NAME=ADDRESS`. Its calls are subclasses of `DoorCall`.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from headrace.engine.doors import Entrance
+from headrace.core.call import Call, InferResponse
+from headrace.core.errors import ServerError
+from headrace.engine.admission import Account
+from headrace.engine.doors import Entrance, Target
+from headrace.protocol.status import STATUS
+
+_GONE = 499  # in place of a status: the client has left before its answer
 
 
 class Door(Protocol):
@@ -26,3 +32,74 @@ class Door(Protocol):
 
     async def close(self, grace: float) -> None:
         """Close everything; calls under way have `grace` seconds."""
+
+
+class DoorCall(Call):
+    """A call that is charged to an account, mostly its connection's, until it is over.
+
+    Subclasses have the door's name in capitals as `door`, and write responses and errors.
+    """
+
+    def __init__(self, account: Account, answers: list[int]) -> None:
+        """`answers` counts by HTTP status: `engine.admission.answers.of(door, operation)`."""
+        self.begin()
+        self.account = account
+        self.answers = answers
+        self.nbytes = 0
+        self.over = asyncio.Event()
+        self._entered = False
+
+    def write(self, response: InferResponse) -> None:
+        """Write a response to the client; raises `ServerError` if it has no form there."""
+        raise NotImplementedError
+
+    def write_error(self, error: ServerError) -> None:
+        """Write the error that ends the call."""
+        raise NotImplementedError
+
+    def start(
+        self, engine: Entrance, name: str, nbytes: int, decode: Callable[[Target], Call]
+    ) -> None:
+        """Charge a request of `nbytes` to a model, decode it for its target, and submit it."""
+        try:
+            self.account.enter(nbytes)
+            self.nbytes, self._entered = nbytes, True
+            target = engine.find(name)
+            self.take(decode(target))
+            target.submit(self)
+        except ServerError as error:
+            self.fail(error)
+
+    def leave(self) -> None:
+        """Cancel the call, whose client is gone; nothing if it is over."""
+        if not self.over.is_set():
+            self.cancel()
+            self._end(_GONE)
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Implements `Call.respond`."""
+        try:
+            self.write(response)
+        except ServerError as error:
+            if not final:
+                self.cancel()
+            self.fail(error)
+        else:
+            if final:
+                self._end(200)
+
+    def finish(self) -> None:
+        """Implements `Call.finish`."""
+        self._end(200)
+
+    def fail(self, error: ServerError) -> None:
+        """Implements `Call.fail`."""
+        self.write_error(error)
+        self._end(STATUS[type(error)].http)
+
+    def _end(self, status: int) -> None:
+        if self._entered:
+            self._entered = False
+            self.account.leave(self.nbytes)
+        self.answers[status] += 1
+        self.over.set()

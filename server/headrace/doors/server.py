@@ -1,5 +1,6 @@
 """All doors of a server: in its own process or in front ends, and the metrics door."""
 
+import asyncio
 import logging
 import socket
 import sys
@@ -30,6 +31,7 @@ from headrace.settings import Settings
 log = logging.getLogger(__name__)
 
 Bind = Callable[[str, int, bool], socket.socket]
+_LATE_SECS = 1.0  # that a door of another package may take longer than it is told
 _METRICS_CONNECTIONS = 128  # far more than scrapers have
 
 
@@ -87,11 +89,12 @@ class ServerDoors:
 
         Front ends finish and close: returns the number of requests still in flight after that.
         """
-        await self._tell_others(lambda door: door.drain(seconds))
+        others = self._tell_others(lambda door: door.drain(seconds), seconds)
         if self._supervisor is not None:
-            left: int = await self._supervisor.drain(seconds)
+            left: int
+            left, _ = await asyncio.gather(self._supervisor.drain(seconds), others)
             return left
-        await self._clients.announce(seconds)
+        await asyncio.gather(self._clients.announce(seconds), others)
         return 0
 
     def renew_tls(self) -> None:
@@ -120,7 +123,7 @@ class ServerDoors:
             await self._supervisor.stop()
         for port in self._ports:
             port.close()
-        await self._tell_others(lambda door: door.close(grace))
+        await self._tell_others(lambda door: door.close(grace), grace)
         await self._clients.close(grace, *(() if self._metrics is None else (self._metrics,)))
 
     # --- of other packages
@@ -133,19 +136,27 @@ class ServerDoors:
         door: Door | Exception = plugin.try_to(lambda make: make(self._engine))
         if isinstance(door, Exception):
             raise OSError(f"--door {name}={address}: {door}") from door
-        for operation in door.operations:
-            self._engine.admission.answers.of(name, NAMED[operation].counted)
-        at = await door.open(address)
-        self._others[name] = door
-        return at
+        self._others[name] = door  # closed even if it does not open
+        try:
+            for operation in door.operations:
+                self._engine.admission.answers.of(name, NAMED[operation].counted)
+            return await door.open(address)
+        except Exception as error:
+            if not isinstance(error, OSError):
+                log.exception("bug in the door %s", name)
+            raise OSError(f"--door {name}={address}: {error}") from error
 
-    async def _tell_others(self, tell: Callable[[Door], Awaitable[None]]) -> None:
-        """Call a method of each; a failing one is logged and does not disturb the shutdown."""
-        for name, door in self._others.items():
+    async def _tell_others(self, tell: Callable[[Door], Awaitable[None]], seconds: float) -> None:
+        """Call a method of each, at once; one that fails or hangs does not disturb the shutdown."""
+
+        async def one(name: str, door: Door) -> None:
             try:
-                await tell(door)
+                async with asyncio.timeout(seconds + _LATE_SECS):
+                    await tell(door)
             except Exception:
                 log.exception("bug in the door %s", name)
+
+        await asyncio.gather(*(one(*each) for each in self._others.items()))
 
     # --- in this process
 

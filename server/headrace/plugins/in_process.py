@@ -307,6 +307,7 @@ def _given(array: TensorArray, spec: TensorSpec, signature: Signature) -> Array:
         given = given.view(np.uint16)  # the raw bits, since numpy has no such type
     if not given.flags.aligned:
         given = given.copy()
+    given = given.view()  # the array itself may be the caller's
     given.setflags(write=False)
     return given
 

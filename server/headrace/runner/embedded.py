@@ -12,16 +12,19 @@ import tempfile
 import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any, Self
 
 import uvloop
 
 from headrace.build import build_engine, scraper, sources_at_start, watches
 from headrace.client.asynchronous import TIMEOUT_SECS, AsyncModels
-from headrace.client.blocking import BlockingModels
+from headrace.client.blocking import BlockingModels, finish
 from headrace.client.transport import Transport
 from headrace.core.errors import LoadFailed, RepositoryError
+from headrace.core.limits import ABANDONED_SECS
 from headrace.engine.engine import Engine
 from headrace.engine.tracing import Tracing, make_tracing
 from headrace.options import SettingsError
@@ -33,6 +36,7 @@ from headrace.settings import OPTIONS, Settings, unknown
 log = logging.getLogger(__name__)
 
 _TRACES_SECS = 5  # time limit for writing the last traces
+_LEAST_SECS = 2.0  # for freeing models, after calls have taken the time to end
 
 
 class AsyncEngine(AsyncModels):
@@ -63,6 +67,7 @@ class AsyncEngine(AsyncModels):
         self._engine: Engine | None = None
         self._tracing: Tracing | None = None
         self._transport: Transport | None = None
+        self._closing: asyncio.Future[None] | None = None
         self._scrape: Callable[[], Awaitable[bytes]] | None = None
 
     @property
@@ -76,6 +81,8 @@ class AsyncEngine(AsyncModels):
         """Load the models; raises `ServeError` if one cannot be loaded, unless `exit_on_error` is
         false: then the others are served.
         """
+        if self._engine is not None or self._closing is not None:
+            raise RuntimeError("an engine is opened once")
         settings = self._settings
         try:
             self._tracing = make_tracing(settings.traces)
@@ -106,28 +113,46 @@ class AsyncEngine(AsyncModels):
 
     async def aclose(self) -> None:
         """Finish calls under way, free all models, and end their processes."""
-        engine, self._engine, self._transport = self._engine, None, None
-        if engine is not None:
-            engine.stop()
-            engine.admission.close()
-            await engine.stopped()
-            try:
-                async with asyncio.timeout(self._settings.exit_timeout_secs):
-                    await engine.unload_all()
-            except TimeoutError:
-                names = ", ".join(f"{v.model} version {v.name}" for v in engine.unloading())
-                log.error("still running when the engine was closed: %s", names)
-            await engine.close()
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close, _TRACES_SECS)
-            self._tracing = None
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._process != os.getpid():
+            return  # everything is the parent's
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
 
-    async def finish(self) -> None:
-        """Close, which answers all calls; their tasks have a turn to pass that on."""
-        await self.aclose()
-        await asyncio.sleep(0)
-        await super().finish()
+    async def _close(self) -> None:
+        try:
+            if self._engine is not None:
+                await self._end(self._engine)
+        finally:
+            self._transport = None
+            if self._tracing is not None:
+                with suppress(RuntimeError):  # the interpreter ends, which starts no more threads
+                    await asyncio.to_thread(self._tracing.close, _TRACES_SECS)
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _end(self, engine: Engine) -> None:
+        """Shut down in the order of the server; see `headrace.app`."""
+        seconds = max(self._settings.exit_timeout_secs, 0.1)
+        deadline = monotonic() + seconds
+        engine.stop()
+        engine.admission.close()
+        empty = asyncio.Event()
+        engine.admission.when_empty(empty.set)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await empty.wait()
+            if self._transport is not None:
+                await self._transport.close()
+            await engine.stopped()
+            left = max(deadline - monotonic(), _LEAST_SECS)
+            async with asyncio.timeout(left):
+                await engine.unload_all(min(ABANDONED_SECS, left / 2))
+        except TimeoutError:
+            names = ", ".join(f"{v.model} version {v.name}" for v in engine.unloading())
+            log.error("still running when the engine was closed: %s", names)
+        finally:
+            await engine.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -157,7 +182,7 @@ class EmbeddedEngine(BlockingModels[AsyncEngine]):
         """Load models; arguments and errors are those of `AsyncEngine`."""
         super().__init__(
             AsyncEngine(*models, timeout=timeout, **options), "headrace engine",
-            uvloop.new_event_loop,
+            uvloop.new_event_loop, _finish,
         )  # fmt: skip
         self._unclosed = weakref.finalize(self, _warn)
         self._unclosed.atexit = False
@@ -181,6 +206,13 @@ class EmbeddedEngine(BlockingModels[AsyncEngine]):
 
     def _start_again(self) -> None:
         raise RuntimeError("an engine belongs to the process that has created it")
+
+
+async def _finish(engine: AsyncModels) -> None:
+    """Close an engine, which answers all calls; their tasks have a turn to pass that on."""
+    await engine.aclose()
+    await asyncio.sleep(0)
+    await finish(engine)
 
 
 def _warn() -> None:

@@ -1,10 +1,13 @@
-"""The client's transport to an engine in this process: no bytes, no copies."""
+"""The client's transport to an engine in this process: no bytes, and no copies."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
+import numpy as np
 import orjson
 
 from headrace.api.handlers import unary_handlers
@@ -14,10 +17,11 @@ from headrace.client.grpc import answer_document, request_message
 from headrace.client.transport import InferRequest, Responses
 from headrace.client.values import Signature
 from headrace.core.call import Call, InferResponse
-from headrace.core.errors import ServerError
+from headrace.core.errors import ServerError, ServerExiting, Unsupported
+from headrace.core.tensors import Tensor
 from headrace.engine.engine import Engine
 from headrace.protocol.generate import decode_generate, encode_generate
-from headrace.protocol.parameters import split_parameters
+from headrace.protocol.parameters import add_timing, split_parameters, wants_timing
 from headrace.protocol.status import STATUS
 
 _SEVERAL = "the model may answer any number of times: call stream"
@@ -28,6 +32,8 @@ class _EngineCall(Call):
     """A call of this process, with a deadline by the monotonic clock, 0 for none."""
 
     __slots__ = ("_until",)
+
+    door = "ENGINE"
 
     def __init__(self, asked: Call, seconds: float) -> None:
         self.begin()
@@ -103,6 +109,7 @@ class InProcessTransport:
 
     def __init__(self, engine: Engine, max_request_bytes: int) -> None:
         self._engine = engine
+        self._under_way = set[_EngineCall]()
         self._unary = unary_handlers(engine, max_request_bytes)
 
     async def ask(
@@ -128,59 +135,84 @@ class InProcessTransport:
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
         """The response to a request."""
         call = _SingleCall(_asked(request), seconds)
-        self._submit(call)
-        try:
-            async with asyncio.timeout(seconds or None):
-                return await call.future
-        except TimeoutError:
-            raise late(request.model, seconds) from None
-        finally:
-            if not call.future.done() or call.future.cancelled():
-                call.cancel()
+        with self._submitted(call):
+            try:
+                async with asyncio.timeout(seconds or None):
+                    response = await call.future
+            except TimeoutError:
+                raise late(request.model, seconds) from None
+            finally:
+                if not call.future.done() or call.future.cancelled():
+                    call.cancel()
+        return _apart(response, request)
 
     async def stream(
         self, request: InferRequest, signature: Signature, seconds: float
     ) -> AsyncGenerator[InferResponse, None]:
         """The responses to a request."""
         call = _StreamedCall(_asked(request), seconds)
-        self._submit(call)
-        try:
-            async for response in call.responses:
-                yield response
-        finally:
-            if not call.over:
-                call.cancel()
+        with self._submitted(call):
+            try:
+                async for response in call.responses:
+                    yield _apart(response, request)
+            finally:
+                if not call.over:
+                    call.cancel()
 
     async def generate(
         self, model: str, version: str, document: Document, seconds: float
     ) -> AsyncGenerator[Document, None]:
         """The responses to a request of flat JSON."""
         try:
+            await self._engine.bring(model, version)
             signature = self._engine.find_version(model, version).signature
             asked = decode_generate(signature, model, version, orjson.dumps(document))
         except ServerError as error:
             raise status_error(error) from None
+        timed = wants_timing(asked)
         call = _StreamedCall(asked, seconds)
-        self._submit(call)
-        try:
-            async for response in call.responses:
-                yield orjson.loads(encode_generate(response))
-        finally:
-            if not call.over:
-                call.cancel()
+        with self._submitted(call):
+            try:
+                async for response in call.responses:
+                    if timed:
+                        add_timing(response)
+                    yield json.loads(encode_generate(response))  # which may have NaN
+            except ServerError as error:  # an output that has no JSON form
+                raise status_error(error) from None
+            finally:
+                if not call.over:
+                    call.cancel()
 
     async def fetch(self, path: str, seconds: float) -> bytes:
         """Raise `ClientError`: paths are a server's."""
         raise ClientError(f"{path} is a path of servers")
 
     async def close(self) -> None:
-        """Close nothing: the engine is its host's."""
+        """End the calls that are still under way."""
+        for call in list(self._under_way):
+            call.cancel()
+            call.fail(ServerExiting("the engine was closed"))
 
-    def _submit(self, call: Call) -> None:
+    @contextmanager
+    def _submitted(self, call: _EngineCall) -> Iterator[None]:
+        """Submit a call, and charge it until it is over."""
+        admission = self._engine.admission
         try:
-            self._engine.find(call.model_name, call.model_version).submit(call)
+            admission.enter(call.nbytes)
         except ServerError as error:
             raise status_error(error) from None
+        self._under_way.add(call)
+        try:
+            found = self._engine.find(call.model_name, call.model_version)
+            if found.decoupled and call.refusal:
+                raise Unsupported(call.refusal)
+            found.submit(call)
+            yield
+        except ServerError as error:
+            raise status_error(error) from None
+        finally:
+            self._under_way.discard(call)
+            admission.leave(call.nbytes)
 
 
 def _asked(request: InferRequest) -> Call:
@@ -194,6 +226,16 @@ def _asked(request: InferRequest) -> Call:
         tuple(request.outputs), custom, classes=request.classes or None,
         nbytes=sum(t.array.nbytes for t in request.inputs), **reserved,
     )  # fmt: skip
+
+
+def _apart(response: InferResponse, request: InferRequest) -> InferResponse:
+    """A response whose outputs are not in the caller's arrays, which may change from now on."""
+    given = [t.array for t in request.inputs if isinstance(t.array, np.ndarray)]
+    for place, tensor in enumerate(response.outputs):
+        array = tensor.array
+        if isinstance(array, np.ndarray) and any(np.may_share_memory(array, g) for g in given):
+            response.outputs[place] = Tensor(tensor.name, tensor.datatype, array.copy())
+    return response
 
 
 def status_error(error: ServerError) -> StatusError:
