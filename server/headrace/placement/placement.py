@@ -63,7 +63,7 @@ class NoServices:
 
 
 class Scheduler(Protocol):
-    """What gives batches to instances: a version's batcher, or a tier, one of several backends."""
+    """A version's batcher, or a tier, one of several backends: gives batches to instances."""
 
     @property
     def quarantine(self) -> Quarantine:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.core.bytes_array import COPIED, BytesArray
-from headrace.core.call import Call
+from headrace.core.call import NO_CONTEXT, Call
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import (
     AlreadyExists,
@@ -128,7 +128,14 @@ class BatchFrames:
             rows.append(call.rows)
             if call.id:
                 ids = ids or [other.id for other in calls]
-            if call.parameters or call.outputs or call.priority or call.timeout or call.sequence_id:
+            if (
+                call.parameters
+                or call.outputs
+                or call.priority
+                or call.timeout
+                or call.sequence_id
+                or call.context is not NO_CONTEXT
+            ):
                 extras[index] = special_of(call)
         names = pack_ids(ids) if ids else b""
         told = json.dumps(extras).encode() if extras else b""
