@@ -1,30 +1,24 @@
-"""`headrace top`: live activity of a running server, from its metrics."""
+"""`headrace top`: live activity of a running server, from its metrics.
+
+`parse` reads Prometheus' text format, `activity` compares two scrapes to the document of `--json`,
+and `COLUMNS` make the table from that document: as text, or drawn by rich on a terminal.
+"""
 
 import argparse
 import ipaddress
 import json
-import select
-import shutil
+import re
 import sys
-import termios
 import time
-import tty
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headrace.api.operations import Document
 from headrace.cli.command import option
-from headrace.cli.commands.top_table import (
-    KEYS,
-    ORDERS,
-    Scrape,
-    View,
-    activity,
-    document,
-    parse,
-    plain_lines,
-    rich_lines,
-)
 from headrace.cli.remote import (
     CommandFailed,
     address,
@@ -33,167 +27,57 @@ from headrace.cli.remote import (
     parse_positive,
     remote_command,
 )
+from headrace.cli.text import duration, number, size, table
 from headrace.client import AnswerError, ClientError, ConnectionFailed
 from headrace.client.address import Address
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
     from headrace.client.blocking import Client
 
-METRICS_PORT = 8002
 _SAY_WHERE = "--metrics-url says where metrics are"
-_QUIT = ("q", "\x1b")
+_SUCCESS = "nv_inference_request_success"
+_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|Inf)"
+_LINE = re.compile(rf"^([a-zA-Z_:][\w:]*)(?:\{{(.*)\}})?[ \t]+({_NUMBER})(?!\S)", re.MULTILINE)
+# Values that differ in other labels only, such as those of `metric_tags`, are summed.
+_LABELS = "model|version|reason|kind|backend|endpoint|door|operation|status|id|le"
+_LABEL = re.compile(rf'\b({_LABELS})="((?:[^"\\]|\\.)*)"')
+
+# By name, model and version, if the metric has these; then by the other labels' values.
+Values = dict[tuple[str, ...], dict[str, float]]
 
 
-def _top(options: argparse.Namespace, server: "Client") -> int:
-    """Show a table per interval, until interrupted."""
-    live = sys.stdout.isatty() and not (options.once or options.json)
-    metrics = _Metrics(options, server)
-    watch = _Watch(options, str(server.address), metrics, live)
-    try:
-        if options.json:
-            return watch.lines()
-        return watch.tables()
-    except KeyboardInterrupt:  # the way to end it
-        return 0
-    finally:
-        metrics.close()
+class Scrape(NamedTuple):
+    """The values at a time, in seconds of a monotonic clock."""
+
+    at: float
+    values: Values
 
 
-class _Metrics:
-    """The metrics of a server, at the address that it reports.
-
-    Another server may listen there, so the server's identity is checked, unless the user has given
-    the address.
-    """
-
-    def __init__(self, options: argparse.Namespace, server: "Client") -> None:
-        self._options = options
-        self._server = server
-        self._found: tuple[Client, str] | None = None  # with the server's id; "" for any
-
-    def scrape(self) -> Scrape:
-        """The current values; raises `ClientError` and `CommandFailed`."""
-        known = self._found is not None
-        scrape = self._scrape()
-        if scrape is None and known:  # it may have been restarted
-            self.close()
-            scrape = self._scrape()
-        if scrape is None:
-            raise CommandFailed(
-                f"the metrics at {self._connection().address} are not those of the server at"
-                f" {self._server.address}; {_SAY_WHERE}"
-            )
-        return scrape
-
-    def close(self) -> None:
-        """Close the connection; the next scrape locates the metrics again."""
-        if self._found is not None:
-            self._found[0].close()
-            self._found = None
-
-    def _connection(self) -> "Client":
-        return self._locate()[0]
-
-    def _locate(self) -> "tuple[Client, str]":
-        if self._found is None:
-            at, identity = _where(self._options, self._server)
-            self._found = connected(at, self._options), identity
-        return self._found
-
-    def _scrape(self) -> Scrape | None:
-        """The current values; None if they are another server's."""
-        connection, identity = self._locate()
-        at = connection.address
-        try:
-            text = connection.fetch("/metrics").decode("utf-8", "replace")
-            samples = parse(text)
-        except ConnectionFailed as error:
-            self.close()
-            raise CommandFailed(f"{error}; {_SAY_WHERE}") from None
-        except ValueError as error:
-            raise AnswerError(f"{at}/metrics: {error}") from None
-        if "nv_inference_request_success" not in samples and "headrace_ready" not in samples:
-            raise AnswerError(f"{at}/metrics are not metrics of headrace")
-        ids = [sample.labels.get("id") for sample in samples.get("headrace_server_info", ())]
-        return Scrape(time.monotonic(), samples) if identity in ("", *ids) else None
+def parse(text: str) -> Values:
+    """The values in Prometheus' text format; lines of other forms are skipped."""
+    found: Values = {}
+    for name, inside, value in _LINE.findall(text):
+        labels = {label: _plain(text) for label, text in _LABEL.findall(inside)}
+        key = name, *(labels.pop(label) for label in ("model", "version") if label in labels)
+        values, others = found.setdefault(key, {}), " ".join(labels.values())
+        values[others] = values.get(others, 0) + float(value)
+    return found
 
 
-class _Watch:
-    """Scrapes repeatedly, and shows the changes."""
-
-    def __init__(
-        self, options: argparse.Namespace, title: str, metrics: _Metrics, live: bool
-    ) -> None:
-        self._title = title
-        self._metrics = metrics
-        self._live = live
-        self._interval: float = options.interval
-        self._once: bool = options.once
-        self._order: str = options.sort
-
-    def lines(self) -> int:
-        """Print a line of JSON per interval."""
-        before = self._metrics.scrape()
-        while True:
-            time.sleep(self._interval)
-            after = self._metrics.scrape()
-            print(json.dumps(document(self._view(before, after), time.time())), flush=True)
-            if self._once:
-                return 0
-            before = after
-
-    def tables(self) -> int:
-        """Show a table per interval on a terminal, replacing the last one; otherwise print one."""
-        before: Scrape | None = self._metrics.scrape()
-        view = View(self._title, None, self._order, "looking ...")
-        with _screen(self._live) as screen:
-            if self._live:
-                screen.show(view)
-            until = time.monotonic() + self._interval
-            while True:
-                key = screen.key(max(until - time.monotonic(), 0))
-                if key in _QUIT:
-                    return 0
-                if key in KEYS:
-                    self._order = KEYS[key]
-                    view = replace(view, order=self._order)
-                    screen.show(view)
-                if time.monotonic() < until:
-                    continue
-                until = time.monotonic() + self._interval
-                before, view = self._next(before, view)
-                screen.show(view)
-                if not self._live:
-                    return 0
-
-    def _next(self, before: Scrape | None, view: View) -> tuple[Scrape | None, View]:
-        """Scrape again; on a terminal, wait for a server that is down."""
-        try:
-            after = self._metrics.scrape()
-        except (ClientError, CommandFailed) as error:
-            if not self._live:
-                raise
-            return None, replace(view, notice=str(error))
-        if before is None:
-            return after, replace(view, notice="back again")
-        return after, self._view(before, after)
-
-    def _view(self, before: Scrape, after: Scrape) -> View:
-        return View(self._title, activity(before, after), self._order)
+def _plain(text: str) -> str:
+    return re.sub(r"\\(.)", lambda escaped: escaped[1].replace("n", "\n"), text)
 
 
-def _where(options: argparse.Namespace, server: "Client") -> tuple[Address, str]:
-    """The address of the metrics, and the id of the expected server; "" for any."""
+def _locate(options: argparse.Namespace, server: "Client") -> tuple[Address, str]:
+    """The address of the metrics, and the id of the server that has them; "" for any."""
     given: Address | None = options.metrics_url
     if given is not None:
-        identity = ""
-        with suppress(ConnectionFailed):  # possibly only the metrics can be reached from here
-            identity = str((server.document("ServerMetadata").get("headrace") or {}).get("id", ""))
-        return replace(given, prefix=given.prefix.removesuffix("/metrics")), identity
-    own = address(options)
-    told = server.document("ServerMetadata").get("headrace")
+        return replace(given, prefix=given.prefix.removesuffix("/metrics")), ""
+    own, told = address(options), server.document("ServerMetadata").get("headrace")
     if told is None:  # Triton does not report it
-        return replace(own, port=METRICS_PORT, prefix=""), ""
+        return replace(own, port=8002, prefix=""), ""
     try:
         if told["metrics"] is None:
             raise CommandFailed(f"the server at {server.address} has no metrics: --allow-metrics")
@@ -202,148 +86,239 @@ def _where(options: argparse.Namespace, server: "Client") -> tuple[Address, str]
     except (TypeError, KeyError, ValueError):
         raise AnswerError(f"{server.address}/v2 does not say where metrics are: {told}") from None
     # Metrics on a wildcard or loopback address are on the server's host.
-    if listens.is_unspecified or listens.is_loopback:
-        host = own.host
-    return Address("http", host, port), str(identity)
+    near = listens.is_unspecified or listens.is_loopback
+    return Address("http", own.host if near else host, port), str(identity)
 
 
-# --- screens
+def _scrape(options: argparse.Namespace, server: "Client", at: Address, identity: str) -> Scrape:
+    """The current values at an address; raises `ClientError` and `CommandFailed`."""
+    try:
+        with connected(at, options) as connection:
+            values = parse(connection.fetch("/metrics").decode("utf-8", "replace"))
+    except ConnectionFailed as error:
+        raise CommandFailed(f"{error}; {_SAY_WHERE}") from None
+    if ("headrace_ready",) not in values and all(key[0] != _SUCCESS for key in values):
+        raise AnswerError(f"{at}/metrics are not metrics of headrace")
+    if identity and identity not in values.get(("headrace_server_info",), ()):
+        message = f"the metrics at {at} are not those of the server at {server.address}"
+        raise CommandFailed(f"{message}; {_SAY_WHERE}")
+    return Scrape(time.monotonic(), values)
 
-_ABOVE = 6  # lines above the versions
-_CLEAR = "\x1b[H\x1b[J"
-# The cursor and the alternate screen.
-_HIDE, _UNHIDE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+
+def activity(before: Scrape, after: Scrape, order: str = "requests") -> Document:
+    """The document of `--json`, but for the time."""
+    seconds = max(after.at - before.at, 1e-9)
+    now, rates = after.values, Values()
+    for key, series in now.items():
+        old = before.values.get(key, {})
+        rates[key] = {
+            # Counters of a restarted server or a reloaded model begin at 0.
+            labels: (value - was if value >= (was := old.get(labels, 0)) else value) / seconds
+            for labels, value in series.items()
+        }
+
+    def of(found: Values, *key: str) -> Mapping[str, float]:
+        return found.get(key, {})
+
+    def total(found: Values, *key: str) -> float:
+        return sum(of(found, *key).values())
+
+    def quantiles(kind: str, *version: str) -> dict[str, float | None]:
+        buckets = of(rates, f"headrace_{kind}_duration_seconds_bucket", *version)
+        counts = sorted((float(bound), count) for bound, count in buckets.items())
+        return {f"p{share}": quantile(counts, share / 100) for share in (50, 90, 99)}
+
+    def model(*key: str) -> Document:
+        rows = total(rates, "nv_inference_count", *key)
+        batches = total(rates, "nv_inference_exec_count", *key)
+        failures = of(rates, "nv_inference_request_failure", *key)
+        return {
+            "model": key[0], "version": key[1],
+            "requests_per_second": total(rates, _SUCCESS, *key),
+            "failures_per_second": sum(failures.values()),
+            "failures_per_second_by_reason": {why: rate for why, rate in failures.items() if rate},
+            "rows_per_second": rows, "batches_per_second": batches,
+            "rows_per_batch": rows / batches if batches else None,
+            "waiting_requests": int(total(now, "nv_inference_pending_request_count", *key)),
+            "latency_seconds": quantiles("request", *key),
+            "queue_seconds": quantiles("queue", *key),
+            "compute_seconds": quantiles("compute", *key),
+            "memory_bytes": total(now, "headrace_model_memory_bytes", *key) or None,
+            "instances": {k: int(n) for k, n in of(now, "headrace_model_instances", *key).items()},
+            "backends": {k: n > 0 for k, n in of(now, "headrace_backend_active", *key).items()},
+            "servers": {k: n > 0 for k, n in of(now, "headrace_endpoint_healthy", *key).items()},
+        }  # fmt: skip
+
+    models = [model(*key) for name, *key in now if name == _SUCCESS and len(key) == 2]
+    answers: list[Document] = [
+        {"door": door, "operation": operation, "status": status, "per_second": rate}
+        for labels, rate in of(rates, "headrace_requests_total").items() if rate
+        for door, operation, status in [labels.rsplit(" ", 2)]
+    ]  # fmt: skip
+    cpu = of(rates, "process_cpu_seconds_total")
+    server = {
+        "ready": total(now, "headrace_ready") > 0,
+        "requests_per_second": sum(model["requests_per_second"] for model in models),
+        "failures_per_second": sum(model["failures_per_second"] for model in models),
+        "refused_per_second": total(rates, "headrace_overloaded_total"),
+        "admitted_requests": int(total(now, "headrace_admitted_requests")),
+        "admitted_requests_limit": int(total(now, "headrace_admitted_requests_limit")),
+        "resident_bytes": total(now, "process_resident_memory_bytes") or None,
+        "cpu": sum(cpu.values()) if cpu else None,
+        "answers": sorted(answers, key=lambda answer: -answer["per_second"]),
+    }
+    return {"seconds": seconds, "server": server, "models": ordered(models, order)}
 
 
-class TextScreen:
-    """Prints tables one after the other, for files and pipes.
+def quantile(counts: Sequence[tuple[float, float]], share: float) -> float | None:
+    """The quantile of a histogram, its cumulative counts by upper bound, linear in each bucket.
 
-    A context manager like all screens.
+    The highest finite bound for values above all of them; None without values.
+    """
+    wanted = share * counts[-1][1] if counts else 0
+    for (low, below), (high, up_to) in pairwise([(0.0, 0.0), *counts]):
+        if up_to >= wanted > 0:
+            inside = (wanted - below) / (up_to - below)
+            return low if high == float("inf") else low + (high - low) * inside
+    return None
+
+
+class Column(NamedTuple):
+    """A column of the table; one without an `order` to sort by is left out while it is empty.
+
+    One without a `head` is only sorted by.
     """
 
-    def __init__(self) -> None:
-        self._shown = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        return None
-
-    def show(self, view: View) -> None:
-        """Print the whole table."""
-        width = shutil.get_terminal_size((100, 0)).columns
-        print("\n" * self._shown + "\n".join(plain_lines(view, width)), flush=True)
-        self._shown = True
-
-    def key(self, seconds: float) -> str:
-        """The key pressed within that time; "" for none, as always here."""
-        time.sleep(seconds)
-        return ""
+    head: str
+    value: Callable[[Document], Any]
+    text: Callable[[Any], str] = str
+    order: str = ""
+    alarms: Callable[[Document], bool] = lambda model: False
 
 
-class PlainScreen(TextScreen):
-    """A terminal that is redrawn; reads keys if standard input is one, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._state: list[Any] | None = None
-
-    def __enter__(self) -> Self:
-        if sys.stdin.isatty():
-            self._state = termios.tcgetattr(sys.stdin)
-            tty.setcbreak(sys.stdin)  # unbuffered keys without echo
-        self.begin()
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        self.end()
-        if self._state is not None:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._state)
-
-    def begin(self) -> None:
-        """Switch the terminal to the alternate screen."""
-        print(_HIDE, end="", flush=True)
-
-    def end(self) -> None:
-        """Restore the terminal."""
-        print(_UNHIDE, end="", flush=True)
-
-    def show(self, view: View) -> None:
-        """Redraw the screen."""
-        size = shutil.get_terminal_size()
-        lines = plain_lines(view, size.columns, max(size.lines - _ABOVE, 1))
-        print(_CLEAR + "\n".join(line[: size.columns] for line in lines), end="", flush=True)
-
-    def key(self, seconds: float) -> str:
-        if self._state is None:
-            time.sleep(seconds)
-            return ""
-        pressed, _, _ = select.select([sys.stdin], [], [], seconds)
-        return sys.stdin.read(1) if pressed else ""
+COLUMNS = (
+    Column("VER", lambda m: m["version"]),
+    Column("REQ/S", lambda m: m["requests_per_second"], number, "requests"),
+    Column("", lambda m: m["rows_per_second"], order="rows"),
+    Column("ERR/S", lambda m: m["failures_per_second"], number, "errors",
+           lambda m: m["failures_per_second"] > 0),
+    Column("REASON", lambda m: m["failures_per_second_by_reason"],
+           lambda rates: max(rates, key=rates.get, default="-")),
+    Column("WAIT", lambda m: m["waiting_requests"], order="waiting"),
+    Column("P50", lambda m: m["latency_seconds"]["p50"], duration, "p50"),
+    Column("P99", lambda m: m["latency_seconds"]["p99"], duration, "p99"),
+    Column("BATCH", lambda m: m["rows_per_batch"], number, "batch"),
+    Column("INST", lambda m: sum(m["instances"].values()), lambda count: str(count or "-")),
+    Column("MEMORY", lambda m: m["memory_bytes"], size, "memory"),
+    Column("", lambda m: 0, order="name"),
+    Column("BACKEND", lambda m: m["backends"],
+           lambda backends: next((name for name, active in backends.items() if active), "-"),
+           alarms=lambda m: not next(iter(m["backends"].values()), True)),
+    Column("SERVERS", lambda m: m["servers"],
+           lambda servers: f"{sum(servers.values())}/{len(servers)}" if servers else "-",
+           alarms=lambda m: not all(m["servers"].values())),
+)  # fmt: skip
+ORDERS = {column.order: column.value for column in COLUMNS if column.order}
 
 
-class RichScreen(PlainScreen):
-    """A coloured terminal by rich; raises `ImportError` if that is not installed."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        super().__init__()
-        self._console = Console()
-        self._live = Live(console=self._console, screen=True, auto_refresh=False)
-
-    def begin(self) -> None:
-        """Start the live display."""
-        self._live.start()
-
-    def end(self) -> None:
-        """End the live display."""
-        self._live.stop()
-
-    def show(self, view: View) -> None:
-        """Update the live display."""
-        size = self._console.size
-        self._live.update(rich_lines(view, size.width, max(size.height - _ABOVE, 1)), refresh=True)
+def ordered(models: Sequence[Document], order: str) -> list[Document]:
+    """The models, largest first by `order`; equal ones by name and version."""
+    by = ORDERS[order]
+    return sorted(models, key=lambda m: (-(by(m) or 0), m["model"], m["version"].zfill(20)))
 
 
-def _screen(live: bool) -> TextScreen:
-    """The screen: a terminal if `live`, by rich if installed."""
-    if not live:
-        return TextScreen()
-    try:
-        return RichScreen()
-    except ImportError:
-        return PlainScreen()
+def summary(title: str, now: Document) -> list[str]:
+    """The lines above the table."""
+    if "notice" in now:
+        return [title, now["notice"]]
+    server = now["server"]
+    rates = (("requests", "req"), ("failures", "err"), ("refused", "refused"))
+    parts = [f"{number(server[f'{name}_per_second'])} {unit}/s" for name, unit in rates]
+    parts += [f"{server['admitted_requests']} of {server['admitted_requests_limit']} under way"]
+    parts += [size(server["resident_bytes"])] if server["resident_bytes"] else []
+    parts += [f"{server['cpu']:.0%} CPU"] if server["cpu"] is not None else []
+    lines = [f"{title}  {'ready' if server['ready'] else 'NOT READY'}", "  ".join(parts)]
+    errors = [
+        "{}/s {door} {operation} {status}".format(number(answer["per_second"]), **answer)
+        for answer in server["answers"]
+        if not re.match("[123]|OK$", answer["status"])
+    ]
+    return [*lines, f"answered with errors: {', '.join(errors)}"] if errors else lines
+
+
+def _columns(models: Sequence[Document]) -> list[Column]:
+    return [c for c in COLUMNS if c.head and (c.order or any(map(c.value, models)))]
+
+
+def plain(title: str, now: Document) -> list[str]:
+    """The lines of the view without rich."""
+    columns = _columns(now["models"])
+    rows = [[m["model"], *(c.text(c.value(m)) for c in columns)] for m in now["models"]]
+    heads = [column.head for column in columns]
+    return [*summary(title, now), "", *table(["MODEL", *heads], rows, right=" ".join(heads))]
+
+
+def drawn(title: str, now: Document) -> "Group":
+    """The view by rich, which fits the table to the terminal."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = _columns(now["models"])
+    grid = Table("MODEL", box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="reverse")
+    for column in columns:
+        grid.add_column(column.head, justify="right")
+    for m in now["models"]:
+        cells = [Text(c.text(c.value(m)), "b red not dim" if c.alarms(m) else "") for c in columns]
+        grid.add_row(Text(m["model"]), *cells, style="" if m["requests_per_second"] else "dim")
+    return Group(Text("\n".join(summary(title, now))), "", grid)
+
+
+def _top(options: argparse.Namespace, server: "Client") -> int:
+    """Show a table or a document per interval, until interrupted."""
+    title, live = str(server.address), sys.stdout.isatty() and not (options.once or options.json)
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
+        place: tuple[Address, str] | None
+        before = _scrape(options, server, *(place := _locate(options, server)))
+        screen = None
+        if live and find_spec("rich"):
+            from rich.live import Live
+
+            screen = stack.enter_context(Live(title, screen=True, auto_refresh=False))
+        while True:
+            time.sleep(options.interval)
+            try:
+                place = _locate(options, server) if place is None else place
+                after = _scrape(options, server, *place)
+                now = activity(before, after, options.sort)
+                before = after
+            except (ClientError, CommandFailed) as error:
+                if not live:
+                    raise
+                place = None  # a restarted server may have them elsewhere
+                now = {"notice": str(error), "models": []}
+            if options.json:
+                print(json.dumps({"time": time.time()} | now), flush=True)
+            elif screen is None:
+                print(*plain(title, now), sep="\n", flush=True)
+            else:
+                screen.update(drawn(title, now), refresh=True)
+            if options.once or not (live or options.json):
+                return 0
+    return 0
 
 
 TOP = remote_command(
     "top", _top,
-    option(
-        "--interval SECS", "seconds between tables, which each covers (default: 2)",
-        type=parse_positive, default=2.0,
-    ),
-    option(
-        "--sort BY", f"order, largest first: {', '.join(ORDERS)} (default: requests)",
-        choices=tuple(ORDERS), default="requests",
-    ),
+    option("--interval SECS", "seconds between tables, which each covers (default: 2)",
+           type=parse_positive, default=2.0),
+    option("--sort BY", f"order, largest first: {', '.join(ORDERS)} (default: requests)",
+           choices=tuple(ORDERS), default="requests"),
     option("--once", "print one table and exit"),
-    option(
-        "--metrics-url URL", "address of the metrics (default: as reported by the server)",
-        type=parse_address,
-    ),
+    option("--metrics-url URL", "address of the metrics (default: as reported by the server)",
+           type=parse_address),
     as_json="print a line of JSON per interval",
     help="show live load and latency of a running server",
     description="Show rates, queues, latencies, batch sizes, instances and memory of the models"
-    " of a running server, until q or Ctrl-C; without a terminal, print one table.",
-    epilog="""\
-Keys in a terminal: sort by r requests, o rows, e errors, w waiting, 5 p50,
-9 p99, b batch, m memory, n name; q quits.
-
-REQ/S     requests answered per second     BATCH   mean rows per batch
-ERR/S     requests failed per second       INST    instances that run the model
-WAIT      requests in the queue            MEMORY  memory of the model
-P50, P99  median and 99th percentile of the latency
-""",
+    " of a running server, until Ctrl-C; without a terminal, print one table.",
 )  # fmt: skip
