@@ -51,12 +51,12 @@ def test_human_readable_output(headrace: Headrace, monkeypatch: pytest.MonkeyPat
     head, *lines = ended.out.splitlines()
     assert head.startswith("digits version 2, ")
     assert [line.split() for line in lines] == [
-        ["probabilities", "BYTES", "[1,2]"], ["SCORE", "CLASS", "LABEL"],
-        ["0.999753", "3", "three"], ["0.000067", "9", "nine"], ["label", "INT64", "[1,1]", "3"],
+        ["probabilities", "BYTES", "[1,2]", "[['0.999753:3:three'", "'0.000067:9:nine']]"],
+        ["label", "INT64", "[1,1]", "3"],
     ]  # fmt: skip
     ended = headrace("infer", "simple", "--random", "--seed=1", "--rows=2")
-    assert max(map(len, ended.out.splitlines())) <= 80
     assert ended.out.count("[[") == 2
+    assert "\n   [" in ended.out  # the second row below the first
 
 
 def test_json_output(headrace: Headrace) -> None:
@@ -76,17 +76,12 @@ def test_json_output(headrace: Headrace) -> None:
 
 @pytest.mark.parametrize(("name", "content"), [
     ("x.json", FLAT), ("x.json", json.dumps({"image": THREE.tolist()})),
-    ("x.npy", npy(THREE[np.newaxis])), ("x.npy", npy(THREE.astype(np.float64))),
-    ("x.npy", npy(np.asfortranarray(THREE))), ("x.csv", ",".join(map(str, THREE.ravel()))),
-    ("x.csv", ",".join("abcdefgh" * 8) + "\n" + ",".join(map(str, THREE.ravel())) + "\n"),
+    ("x.npy", npy(THREE[np.newaxis])), ("x.csv", ",".join(map(str, THREE.ravel()))),
 ])  # fmt: skip
 @pytest.mark.parametrize("form", ["{}", "--input=image={}", "--input=image=@{}"])
 def test_files(headrace: Headrace, lone_file: Write, name: str, content: str, form: str) -> None:
     word = form.format(lone_file(name, content))
-    if form != "{}" and '"image"' in str(content):
-        assert "expected numbers" in headrace("infer", "digits", word).err
-    else:
-        assert outputs(headrace, "digits", "--output=label", word) == {"label": [3]}
+    assert outputs(headrace, "digits", "--output=label", word) == {"label": [3]}
 
 
 def test_an_image(headrace: Headrace, tmp_path: Path) -> None:
@@ -104,10 +99,10 @@ def test_several_inputs(headrace: Headrace, lone_file: Write) -> None:
         "OUTPUT0": [value + 1 for value in range(32)],
         "OUTPUT1": [value - 1 for value in range(32)],
     }
-    assert outputs(headrace, "simple", str(lone_file("x.npz", archive.getvalue()))) == expected
-    table = [",".join(["INPUT0"] * 16 + ["INPUT1"] * 16)]
-    table += [",".join(map(str, [*range(row, row + 16), *[1] * 16])) for row in (0, 16)]
-    assert outputs(headrace, "simple", str(lone_file("x.csv", "\n".join(table)))) == expected
+    path = lone_file("x.npz", archive.getvalue())
+    assert outputs(headrace, "simple", str(path)) == expected
+    words = [f"--input=INPUT{number}={path}" for number in range(2)]
+    assert outputs(headrace, "simple", *words) == expected
     document = {"INPUT0": list(range(32)), "INPUT1": [1] * 32}
     assert outputs(headrace, "simple", json.dumps(document)) == expected
     words = [f"--input=INPUT0={list(range(32))}", f"--input=INPUT1={[1] * 32}"]
@@ -115,25 +110,10 @@ def test_several_inputs(headrace: Headrace, lone_file: Write) -> None:
     assert outputs(headrace, "simple", f"{list(range(32))}", words[1]) == expected
 
 
-def test_a_request_in_the_protocols_json(
-    headrace: Headrace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = {
-        "id": "7",
-        "inputs": [
-            {"name": "image", "datatype": "FP32", "shape": [1, 8, 8], "data": THREE.tolist()}
-        ],
-        "outputs": [{"name": "label"}, {"name": "probabilities", "parameters": {
-            "classification": 1
-        }}],
-        "parameters": {"headrace_timing": True, "binary_data_output": False},
-    }  # fmt: skip
-    monkeypatch.setattr(sys, "stdin", standard_input(json.dumps(request)))
-    document = headrace("infer", "digits", "-", "--json").document
-    assert (document["id"], document["parameters"]["batch_rows"]) == ("7", 1)
-    assert {item["name"]: item["data"] for item in document["outputs"]} == {
-        "label": [3], "probabilities": ["0.999753:3:three"],
-    }  # fmt: skip
+def test_standard_input(headrace: Headrace, monkeypatch: pytest.MonkeyPatch) -> None:
+    for content in (json.dumps({"image": THREE.tolist()}), FLAT, FLAT.strip("[]")):
+        monkeypatch.setattr(sys, "stdin", standard_input(content))
+        assert outputs(headrace, "digits", "-", "--output=label") == {"label": [3]}
 
 
 def test_texts(headrace: Headrace, lone_file: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,25 +128,23 @@ def test_texts(headrace: Headrace, lone_file: Write, monkeypatch: pytest.MonkeyP
     assert languages(str(lone_file("x.csv", f"{german}\n{english}\n"))) == ["de", "en"]
     assert languages(str(lone_file("x.npy", npy([german, english])))) == ["de", "en"]
     assert languages(str(lone_file("x.csv", f"text\n{german}\n"))) == ["de"]
+    monkeypatch.setattr(sys, "stdin", standard_input(json.dumps([german, english])))
+    assert languages("-") == ["de", "en"]
     for words in ("--input=text=-", "-"):
         monkeypatch.setattr(sys, "stdin", standard_input(f"{english}\n"))
         assert languages(words) == ["en"]
 
 
-def test_made_up_inputs(headrace: Headrace) -> None:
-    first, second = (outputs(headrace, "simple", "--random", "--seed=3") for _ in range(2))
-    assert first == second
+def test_random_inputs_beside_given_ones(headrace: Headrace) -> None:
+    first = outputs(headrace, "simple", "--random", "--seed=3")
     given = outputs(headrace, "simple", "--random", "--seed=3", f"--input=INPUT0={ONES}")
     assert given != first
-    shaped = headrace(
-        "infer", "simple_identity", "--random", "--shape=INPUT0=2,16", "--json"
-    ).document
-    assert shaped["outputs"][0]["shape"] == [2, 16]
 
 
 def test_many_requests(headrace: Headrace) -> None:
     ended = headrace("infer", "simple", "--random", "--repeat=5")
     assert ended.out.startswith("simple version 1, 5 requests: mean ")
+    assert ", p99 " in ended.out
     document = headrace("infer", "simple", "--random", "--repeat=3", "--json").document
     assert document["timing"]["requests"] == 3
     document = headrace("infer", "digits", FLAT, "--version=1", "--json").document
@@ -179,7 +157,7 @@ def test_more_rows_than_a_batch(headrace: Headrace, lone_file: Write) -> None:
     path = lone_file("left.npy", npy(rows))
     words = ("infer", "simple", f"--input=INPUT0={path}", f"--input=INPUT1={path}", "--json")
     ended = headrace(*words)
-    assert (ended.status, ended.err) == (0, "asked in 3 requests: simple takes 8 rows at a time\n")
+    assert (ended.status, ended.err) == (0, "")
     [total, difference] = ended.document["outputs"]
     assert total["shape"] == difference["shape"] == [19, 16]
     assert total["data"] == (2 * rows).ravel().tolist()
@@ -195,13 +173,14 @@ def test_saving(headrace: Headrace, tmp_path: Path) -> None:
     assert np.load(folder / "probabilities.npy").dtype == np.float32
     headrace("infer", "text_language", "Hallo Welt, wie geht es?", f"--save={folder}")
     assert np.load(folder / "language.npy").tolist() == [[b"de"]]
+    ended = headrace("infer", "simple_identity", '["a", "b\\u0000"]', f"--save={folder}")
+    assert ended.err.endswith("output 'OUTPUT0' has texts that end with zero bytes\n")
 
 
 def test_a_stream(headrace: Headrace) -> None:
     words = ("infer", "storyteller", "--input=text_input=The miller", "--input=max_tokens=3")
     ended = headrace(*words)
-    assert (ended.status, ended.out) == (0, " never ground two\n")
-    assert ended.err.startswith("3 responses, ")
+    assert (ended.status, ended.out, ended.err) == (0, " never ground two\n", "")
     ended = headrace(*words, "--json")
     assert [json.loads(line)["text_output"] for line in ended.out.splitlines()] == [
         " never", " ground", " two"
@@ -217,38 +196,19 @@ def test_a_stream(headrace: Headrace) -> None:
     [
         (["digts"], "unknown model: 'digts' is not found; did you mean 'digits'?\n"),
         (["digits", "--version=9", "1"], "version 9 is not found\n"),
-        (["digits"], "nothing is given for image FP32 [-1,8,8]; --input image=VALUE gives it,"),
-        (["digits", "--input=imag=1"], "digits has no input 'imag'; did you mean 'image'?\n"),
-        (["digits", '{"zzz": 1}'], "digits has no input 'zzz'; it has image\n"),
-        (["digits", "--random", "--shape=zzz=1"], "digits has no input 'zzz'"),
-        (["digits", "[1, 2]"], "'image': expected shape [-1,8,8] (-1 is any number), got [2]"),
-        (["digits", "[[1], 2]"], "input 'image': the arrays in it differ in length"),
-        (["digits", "three"], "'three' is neither a file nor a number or array in JSON; expected"),
-        (["digits", '["a"]'], "input 'image': expected numbers for FP32"),
-        (["digits", "{"], "the JSON on the command line: not JSON: "),
+        (["digits"], "model 'digits' needs the input image FP32 [-1,8,8]\n"),
+        (["digits", "--input=imag=@no.png"], "model 'digits' has no input 'imag', only image\n"),
+        (["digits", '{"zzz": 1}'], "model 'digits' has no input 'zzz', only image\n"),
+        (["digits", "[1, 2]"], ": expected shape [-1,8,8] (-1 is any number), got [2]"),
+        (["digits", "[[1], 2]"], "the arrays in it differ in length"),
+        (["digits", "three"], "'three', which is no file: not JSON: "),
         (["digits", "no.npy"], "no.npy: No such file or directory\n"),
         (["digits", "no.png"], "no.png: No such file or directory\n"),
-        (["digits", "@no.dat"], "no.dat: what it holds is told by its suffix; known are .json "),
         (["digits", "1", f"--input=image={FLAT}"], "every input is given by --input: there is"),
-        (["simple", "1"], "simple has 2 inputs to be given (INPUT0, INPUT1): --input NAME=VALUE"),
-        (["simple", "--random", "--input=INPUT0=1.5"], "expected whole numbers for INT32"),
+        (["simple", "1"], "its inputs: INPUT0 INT32 [-1,16], INPUT1 INT32 [-1,16]\n"),
         (["simple", "--random", "--output=zzz"], "unexpected inference output 'zzz'"),
-        (["simple", "--random", "--classes=2"], "simple has no outputs of floats"),
-        (["simple", '{"inputs": [{"name": "INPUT0"}]}'], "not an inference request: no 'data'"),
-        (
-            ["simple", '{"inputs": [{"name": "a", "datatype": "X", "shape": [1], "data": [1]}]}'],
-            "input 'a': there is no datatype 'X'",
-        ),
-        (
-            ["simple", '{"inputs": [{"name": "a", "datatype": "INT8", "shape": [2], "data": [1]}]}',
-             "--random"],
-            "input 'a': shape [2] has 2 elements, there are 1",
-        ),
-        (["simple", "--random",
-      '{"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}'],
-     "data-type is 'FP32', but model 'simple' expects 'INT32'"),
-    (["storyteller", "--random", "--save=x"], "--save is not for streams, and storyteller ans"),
-        (["simple", "--random", "--stream", "--classes=1"], "--classes is not for streams\n"),
+        (["storyteller", "--random", "--save=x"], "--classes and --save are not for streams"),
+        (["simple", "--random", "--stream", "--classes=1"], "are not for streams"),
     ],
 )  # fmt: skip
 def test_failures(headrace: Headrace, words: list[str], text: str) -> None:
@@ -259,11 +219,11 @@ def test_failures(headrace: Headrace, words: list[str], text: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "content", "text"), [
-    ("x.npy", b"no", "not an array that can be read"),
-    ("x.npz", b"no", "not an archive that can be read"), ("x.json", b"{", "not JSON"),
-    ("x.csv", "", "it is empty"), ("x.csv", "1,2\n3\n", "Expected 2 columns, got 1: 3"),
-    ("x.csv", "1,2\n3,a\n", "column '1': expected numbers for FP32"),
-    ("x.png", b"no", "not an image that Pillow can read"),
+    ("x.npy", b"no", "pickle"), ("x.npz", b"no", "pickle"), ("x.json", b"{", "Expecting property"),
+    ("x.csv", "", "Empty CSV"), ("x.csv", "\n", "Empty CSV"),
+    ("x.csv", "1,2\n3\n", "Expected 2 columns, got 1: 3"),
+    ("x.csv", "a" * 200_000 + "\nb\n", "field larger than field limit"),
+    ("x.parquet", b"no", "arquet"), ("x.png", b"no", "cannot identify image file"),
 ])  # fmt: skip
 def test_unreadable_files(
     headrace: Headrace, lone_file: Write, name: str, content: bytes | str, text: str
@@ -271,17 +231,15 @@ def test_unreadable_files(
     file = lone_file(name, content)
     ended = headrace("infer", "digits", str(file))
     assert (ended.status, ended.out) == (1, "")
-    assert f"{file}: " in ended.err
+    assert ended.err.startswith(f"headrace infer: {file}: cannot be read: ")
     assert text in ended.err
 
 
 @pytest.mark.parametrize(("words", "text"), [
     (["m", "--input=x"], "--input: expected NAME=VALUE, got 'x'"),
     (["m", "--parameter=x"], "--parameter: expected NAME=VALUE, got 'x'"),
-    (["m", "--shape=x=a"], "--shape: expected NAME=N,N,..., got 'x=a'"),
     (["m", "--classes=0"], "--classes: expected a whole number above 0, got '0'"),
     (["m", "--scale=1/0"], "--scale: expected a number, got '1/0'"),
-    (["m", "--std=1,0"], "--std: expected numbers other than 0, got '1,0'"),
     (["m", "--layout=CWH"], "--layout: invalid choice: 'CWH'"),
     (["m", "--randm"], "unknown option '--randm'; did you mean '--random'?"),
     ([], "the following arguments are required: MODEL"),

@@ -85,7 +85,7 @@ def table_of(value: object) -> Table | None:
         columns = [frame.iloc[:, place] for place in range(frame.shape[1])]
         return _table([str(name) for name in frame.columns], columns, len(frame))
     if isinstance(value, ArrowStream) and not _is_pandas(value):
-        arrow = _arrow()
+        arrow = pyarrow()
         stream = arrow.chunked_array(value)
         if arrow.types.is_struct(stream.type):
             table = arrow.table(value)
@@ -143,7 +143,7 @@ def column_of(value: object) -> tuple[Array, Array | None] | None:
             return _with_gaps(np.asarray(series[~missing]), missing)
         return _plain(array), None
     if isinstance(value, ArrowStream):
-        chunks = _arrow().chunked_array(value)
+        chunks = pyarrow().chunked_array(value)
         if not chunks.null_count:
             return _plain(np.asarray(chunks.to_numpy())), None
         present = np.asarray(chunks.drop_null().to_numpy())
@@ -196,7 +196,8 @@ def _plain(array: Array) -> Array:
     return array
 
 
-def _arrow() -> Any:
+def pyarrow() -> Any:
+    """The module pyarrow; raises `InputError` without it."""
     try:
         return import_module("pyarrow")
     except ImportError:

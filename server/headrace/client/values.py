@@ -83,7 +83,7 @@ class Signature:
         An optional input may be missing, or None. A table instead of values by name has a column
         for each input, or is the matrix that is the only input.
         """
-        named = self._named(model, given)
+        named = self.named(model, given)
         named = {name: value for name, value in named.items() if value is not None}
         for name in named:
             if name not in self.inputs:
@@ -106,7 +106,7 @@ class Signature:
         values = given.values() if isinstance(given, Mapping) else ()
         return any(is_labelled(value) or table_of(value) is not None for value in values)
 
-    def _named(self, model: str, given: object) -> Mapping[str, Any]:
+    def named(self, model: str, given: object) -> Mapping[str, Any]:
         """Values by the names of inputs; raises `InputError` for neither a mapping nor a table."""
         table = table_of(given)
         if table is not None:
@@ -124,9 +124,8 @@ class Signature:
         if len(self.inputs) != 1:
             return False
         [declared] = self.inputs.values()
-        return {*table.columns} != {declared.name} and bool(
-            declared.columns or len(table.columns) > 1
-        )
+        several = not table.named or bool(declared.columns) or len(table.columns) > 1
+        return {*table.columns} != {declared.name} and several
 
 
 def needs_signature(value: object) -> bool:

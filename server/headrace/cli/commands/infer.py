@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headrace.cli.command import Group, option
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
     from headrace.client.blocking import Client
 
 FORMATS = ("csv", "tsv", "parquet", "feather", "arrow", "orc", "jsonl")
-_LAYOUTS = ("HWC", "CHW", "HW")
 
 
 def _infer(options: argparse.Namespace, server: "Client") -> int:
@@ -21,7 +21,7 @@ def _infer(options: argparse.Namespace, server: "Client") -> int:
     return infer(options, server)
 
 
-def _named(text: str) -> tuple[str, str]:
+def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
@@ -29,23 +29,11 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _parameter(text: str) -> tuple[str, str | int | float | bool]:
-    name, value = _named(text)
-    try:
-        parsed = json.loads(value)
-    except ValueError:
-        return name, value
-    return name, parsed if isinstance(parsed, str | int | float | bool) else value
-
-
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, value = _named(text)
-    try:
-        shape = tuple(int(size) for size in value.split(","))
-    except ValueError:
-        shape = (-1,)
-    if min(shape) < 0:
-        raise argparse.ArgumentTypeError(f"expected NAME=N,N,..., got {text!r}")
-    return name, shape
+    name, value = _pair(text)
+    with suppress(ValueError):
+        if isinstance(parsed := json.loads(value), str | int | float | bool):
+            return name, parsed
+    return name, value
 
 
 def _count(text: str) -> int:
@@ -54,21 +42,16 @@ def _count(text: str) -> int:
     raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
 
 
-def _number(text: str) -> float:
-    over, _, under = text.partition("/")
+def _numbers(text: str) -> tuple[float, ...]:
     try:
-        return float(over) / float(under or 1)
+        parts = [part.partition("/") for part in text.split(",")]
+        return tuple(float(over) / float(under or 1) for over, _, under in parts)
     except (ValueError, ZeroDivisionError):
         raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(map(_number, text.split(",")))
-
-
 def _divisors(text: str) -> tuple[float, ...]:
-    found = _numbers(text)
-    if 0 in found:
+    if 0 in (found := _numbers(text)):
         raise argparse.ArgumentTypeError(f"expected numbers other than 0, got {text!r}")
     return found
 
@@ -76,78 +59,38 @@ def _divisors(text: str) -> tuple[float, ...]:
 INFER = remote_command(
     "infer", _infer,
     option("model MODEL", type=parse_model),
-    option(
-        "data [VALUE]",
-        "value of the model's only input; or all inputs as a .npz file, a table with a column per"
-        " input, JSON such as {\"NAME\": VALUE}, or an inference request in JSON",
-    ),
+    option("data [VALUE]", "value of the model's only input; or all inputs as a .npz file, a table"
+           " with a column per input, or JSON such as {\"NAME\": VALUE}"),
     option("--version N", "version of the model", type=parse_version),
-    option(
-        "--format", "kind of a table whose name does not tell, such as standard input",
-        action="store", choices=FORMATS, default="",
-    ),
-    option(
-        "--input NAME=VALUE", "value of one input; may be repeated", many=True, type=_named
-    ),
+    option("--format", "kind of a table whose name does not tell, such as standard input",
+           action="store", choices=FORMATS, default=""),
+    option("--input NAME=VALUE", "value of one input; may be repeated", many=True, type=_pair),
     option("--output NAME", "request only this output; may be repeated", many=True),
-    option(
-        "--classes K",
-        "request the K best classes with their labels instead of values, for the outputs named by"
-        " --output, or for all of floats",
-        type=_count,
-    ),
-    option(
-        "--parameter NAME=VALUE",
-        "request parameter: a number, true, false, or text; may be repeated",
-        many=True, type=_parameter,
-    ),
-    option("--id TEXT", "request id"),
-    option(
-        "--repeat N", "send the request N times in sequence, and print latencies",
-        type=_count, default=1,
-    ),
-    option(
-        "--stream",
-        "print responses as they arrive; always on for models with several responses",
-    ),
+    option("--classes K", "request the K best classes with their labels instead of values, for the"
+           " outputs named by --output, or for all of floats", type=_count),
+    option("--parameter NAME=VALUE", "request parameter: a number, true, false, or text; may be"
+           " repeated", many=True, type=_parameter),
+    option("--id TEXT", "request id", default=""),
+    option("--repeat N", "send the request N times, and print latencies", type=_count, default=1),
+    option("--stream", "print responses as they arrive; always on for models with several"),
     option("--save DIR", "write each output to DIR/NAME.npy"),
+    option("--random", "generate inputs that are not given"),
+    option("--rows N", "rows to generate (default: 1)", type=_count, default=1),
+    option("--seed N", "seed of generated values (default: 0)", type=int, default=0),
     as_json="print JSON: one document, or one per response of a stream",
-    groups=(
-        Group("generated inputs", (
-            option("--random", "generate inputs that are not given"),
-            option("--rows N", "rows to generate (default: 1)", type=_count, default=1),
-            option(
-                "--shape NAME=N,N,...",
-                "shape of an input with variable dimensions; may be repeated",
-                many=True, type=_shape,
-            ),
-            option("--seed N", "seed, for the same values every time", type=int),
-        )),
-        Group("images", (
-            option(
-                "--layout", "order of an input's axes, if ambiguous",
-                action="store", choices=_LAYOUTS, default="",
-            ),
-            option("--scale X", "factor (default: 1/255 for floats, else 1)", type=_number),
-            option(
-                "--mean X[,X,X]", "mean, for all channels or each", type=_numbers, default=(0.0,)
-            ),
-            option(
-                "--std X[,X,X]", "standard deviation, likewise", type=_divisors, default=(1.0,)
-            ),
-        ), "Images are resized to the input's shape; values are (pixel * scale - mean) / std."),
-    ),
+    groups=(Group("images", (
+        option("--layout", "order of an input's axes, if ambiguous", action="store",
+               choices=("HWC", "CHW", "HW"), default=""),
+        option("--scale X", "factor (default: 1/255 for floats, else 1)", type=_numbers),
+        option("--mean X[,X,X]", "mean, for all channels or each", type=_numbers, default=(0.0,)),
+        option("--std X[,X,X]", "standard deviation, likewise", type=_divisors, default=(1.0,)),
+    ), "Images are resized to the input's shape; values are (pixel * scale - mean) / std."),),
     help="send an inference request to a running server",
-    description="Send an inference request to a running server, and print the response.",
     epilog="""\
 A VALUE is the name of a .json, .npy, .npz or image file, or of a table (.csv,
 .tsv, .parquet, .feather, .arrow, .orc, .jsonl); @ and the name of any other
 file; JSON; - for standard input; or text, if the model takes text.
 
-  headrace infer text_language "Wann fährt der nächste Zug nach Hamburg?"
   headrace infer digits three.png --scale=-16/255 --mean=-16 --classes 3
-  headrace infer simple --input INPUT0=left.npy --random --json
-  headrace infer storyteller --input text_input="The miller" \\
-      --input max_tokens=5
 """,
 )  # fmt: skip
