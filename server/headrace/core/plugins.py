@@ -63,7 +63,6 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     ENVIRONMENTS: {"python": "headrace.plugins.environments.resolve:demanded"},
     SOURCES: {"pools": "headrace.plugins.triton.command:take_pools"},
-    DOORS: {},  # beside HTTP and gRPC
     PAGES: {"openapi": "headrace.plugins.openapi:add_pages"},
 }
 PARTS: Mapping[str, str] = {
@@ -151,7 +150,7 @@ def part(name: str, without: Any = None) -> Any:
 
 def all_plugins() -> Iterator[Plugin]:
     """The plugins of all groups, and the parts of the server, which are of the kind `part`."""
-    for group in OWN:
+    for group in (*OWN, DOORS):  # of which there are none beside HTTP and gRPC
         yield from installed(group).values()
     yield from (Plugin("parts", name, to, _US) for name, to in PARTS.items())
 
