@@ -1,5 +1,7 @@
 """Ends of requests: answered, in order if asked for, failed, or cancelled."""
 
+import gc
+import weakref
 from collections.abc import Mapping, Sequence
 from math import log2
 from typing import Any
@@ -225,6 +227,26 @@ def test_outputs_that_are_not_arrays_and_client_errors(client: bool) -> None:
     assert len(bench.reports) == (not client)
     assert bench.statistics.failures["BACKEND"] == 1
     assert not bench.batcher.busy
+
+
+def test_refused_outputs_are_released_with_their_error() -> None:
+    answered: list[weakref.ref[Array]] = []
+
+    def mean(inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        mean = inputs["x"].sum(axis=0, keepdims=True)
+        answered.append(weakref.ref(mean))
+        return [mean]
+
+    bench = Bench(model=mean)
+    call = bench.submit("a", 7, 8)
+    gc.disable()  # without cycles, there is nothing for it to do
+    try:
+        bench.finish_all()
+        call.errors.clear()
+        bench.reports.clear()
+        assert [output() for output in answered] == [None]
+    finally:
+        gc.enable()
 
 
 def test_retries_go_before_queued_requests() -> None:

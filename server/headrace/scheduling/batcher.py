@@ -541,6 +541,7 @@ class Batcher:
             if not isinstance(error, ServerError):
                 self._report(batch.calls, error)
             self._retries.extend(batch.halves())
+        del error  # one raised here refers to this frame, and both, and the batch, would stay
         if self._retries or self._queue.waiting:
             self._schedule_flush()
         elif self._on_drained:

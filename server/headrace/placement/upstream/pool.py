@@ -403,4 +403,5 @@ class UpstreamInstance:
         if error is not None:
             take_error(batch, error, outcome)
         done(self, batch, outcome)
+        del error, outcome  # an error raised here refers to this frame, and would keep the batch
         self._pool.rest(self)

@@ -449,8 +449,8 @@ class FrontEndSession:
                 self._account.leave(entered)
             if not isinstance(error, ServerError):
                 log.error("bug in a request of a front end", exc_info=error)
-            known = error if isinstance(error, ServerError) else None
-            self.send_error(number, known, "", _REFUSE)
+            # A second name of it would be a cycle by way of its traceback, and keep the request.
+            self.send_error(number, error if isinstance(error, ServerError) else None, "", _REFUSE)
 
     def _call(self, number: int, meta: bytes, rest: Buffer) -> None:
         if number in self._under_way:
