@@ -26,7 +26,7 @@ from headrace.core import plugins
 from headrace.engine.admission import Admission
 from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
-from headrace.engine.engine import Engine, Watch
+from headrace.engine.engine import Engine, EngineWatch
 from headrace.engine.model import Traffic
 from headrace.engine.opening import LoadOptions
 from headrace.engine.sampling import GpuWatch, MemoryWatch
@@ -109,14 +109,16 @@ def sources_at_start(settings: Settings) -> tuple[list[ModelSource], list[str]]:
     return sources, warnings
 
 
-def watches(settings: Settings, engine: Engine, sources: Sequence[ModelSource]) -> list[Watch]:
+def watches(
+    settings: Settings, engine: Engine, sources: Sequence[ModelSource]
+) -> list[EngineWatch]:
     """Watches of files, memory and devices for an engine with these models.
 
     Made on the event loop, before the models are loaded: changes meanwhile are not missed.
     """
     loop, mode = asyncio.get_running_loop(), ControlMode(settings.model_control_mode)
     interval = settings.metrics_interval_ms / 1000
-    found: list[Watch] = [MemoryWatch(engine.versions, interval)]
+    found: list[EngineWatch] = [MemoryWatch(engine.versions, interval)]
     if settings.allow_metrics and settings.allow_gpu_metrics:
         engine.gpus = GpuWatch(engine.options.gpus, interval)
         found.append(engine.gpus)

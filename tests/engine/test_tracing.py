@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.core.call import NO_CONTEXT, Call, Context, InferResponse, Submit, Timing
+from headrace.core.call import NO_CONTEXT, Call, CallContext, InferResponse, Submit, Timing
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
 from headrace.engine.tracing import Item, TraceThread, Tracing
 from headrace.observability.trace_settings import Mode, TraceConfig, TraceSettings
@@ -54,7 +54,7 @@ class Door(Call):
 
     def __init__(self, headers: dict[str, str] | None = None, link: object = None) -> None:
         super().__init__("m", "", "an id", question().inputs)
-        self.context = NO_CONTEXT if link is None else Context(trace=str(link))
+        self.context = NO_CONTEXT if link is None else CallContext(trace=str(link))
         self.headers = headers or {}
         self.came: list[Any] = []
 

@@ -75,7 +75,7 @@ class Nobody(Owner):
 NOBODY = Nobody()
 
 
-class Context(NamedTuple):
+class CallContext(NamedTuple):
     """Facts about a call beside the client's request, for those that run or trace it.
 
     `forwarded` are the headers for other servers, by lower-case name; `deadline` is the client's,
@@ -88,7 +88,7 @@ class Context(NamedTuple):
     trace: str = ""
 
 
-NO_CONTEXT = Context()  # of nearly all calls
+NO_CONTEXT = CallContext()  # of nearly all calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +158,12 @@ class Call:
 
     __slots__ = (
         "arrived", "began", "classes", "context", "deadline", "ended", "execution", "first", "held",
-        "id",
-        "inputs", "key", "level", "model_name", "model_version", "nbytes", "outcome", "outputs",
-        "owner", "parameters", "priority", "raw", "rows", "run_number", "sequence_end",
+        "id", "inputs", "key", "level", "model_name", "model_version", "nbytes", "outcome",
+        "outputs", "owner", "parameters", "priority", "raw", "rows", "run_number", "sequence_end",
         "sequence_id", "sequence_start", "shared", "stages", "started", "timeout",
     )  # fmt: skip
 
-    context: Context
+    context: CallContext
     owner: Owner
     stages: "Stages | None"
     key: object

@@ -152,7 +152,7 @@ class WantedHeaders:
             self.put("forwarded", others | {model.name: names} if names else others)
 
 
-class Watch(Protocol):
+class EngineWatch(Protocol):
     """A look, again and again, at files, memory or devices, while the engine runs."""
 
     def start(self) -> None:
@@ -197,7 +197,7 @@ class Engine:
         self.options = options
         self.gpus: GpuWatch | None = None
         self._backends = backends
-        self._watches: Sequence[Watch] = ()
+        self._watches: Sequence[EngineWatch] = ()
         self.instance_id = secrets.token_hex(16)  # unique to this process
         self.metrics_at: tuple[str, int] | None = None  # address and port of the metrics, once open
         self.admission = admission
@@ -429,7 +429,7 @@ class Engine:
 
     # --- life
 
-    def open(self, watches: Sequence[Watch] = ()) -> None:
+    def open(self, watches: Sequence[EngineWatch] = ()) -> None:
         """Attach the backends to the running event loop; `watches` run from `start` to `stop`."""
         loop = asyncio.get_running_loop()
         for backend in self._backends.values():

@@ -422,7 +422,6 @@ ENDPOINT_FAMILIES: tuple[Family[EndpointSeries], ...] = (
            "Sequences whose state a server has"),
     Family("headrace_endpoint_differences", "gauge", lambda e: e.differences,
            "Ways in which a server has a model otherwise than asked"),
-    # Dashboards may have these names: they count calls of a kind that is not made any more.
 )  # fmt: skip
 BACKEND_FAMILIES: tuple[Family[BackendSeries], ...] = (
     Family("headrace_backend_requests_total", "counter", lambda b: b.counts.requests,

@@ -32,7 +32,7 @@ class _Sampling:
             self._task = None
 
     async def stopped(self) -> None:
-        """Implements `Watch.stopped`."""
+        """Implements `EngineWatch.stopped`."""
 
     async def _repeat(self) -> None:
         raise NotImplementedError

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.core.call import NO_CONTEXT, Call, Context
+from headrace.core.call import NO_CONTEXT, Call, CallContext
 from headrace.engine.tracing import TracedCall
 from headrace.observability.traces import TraceContext
 from headrace.placement.upstream.connection import RemoteRequest
@@ -22,7 +22,7 @@ def forwarding(**parameters: str) -> Forwarding:
     return Forwarding(RemoteOptions.of(given, "m", 0, Path()))
 
 
-def request(parameters: Any = None, context: Context = NO_CONTEXT, **fields: Any) -> Call:
+def request(parameters: Any = None, context: CallContext = NO_CONTEXT, **fields: Any) -> Call:
     made = Call("m", "", "", {}, parameters=parameters or {}, **fields)
     made.context = context
     return made
@@ -40,7 +40,7 @@ def test_forwarded_headers_and_parameters() -> None:
     assert forwarding().alike(request(priority=1)) is None
     found = of(forwarding(), [call(request(priority=1))], 0)
     assert (found.parameters, found.headers, found.deadline, found.trace) == ({}, (), 0, None)
-    context = Context({"x-tenant": "me"}, trace="7")
+    context = CallContext({"x-tenant": "me"}, trace="7")
     all_kinds = of(forwarding(), [call(request({"a": 1}, context))], 0)
     assert all_kinds.parameters == {"a": 1}
     assert all_kinds.headers == [("x-tenant", "me")]
@@ -49,12 +49,12 @@ def test_forwarded_headers_and_parameters() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "alike"),
     [
-        (request(), request(context=Context(trace="1", deadline=5)), True),
+        (request(), request(context=CallContext(trace="1", deadline=5)), True),
         (request({"a": 1, "b": 2}), request({"b": 2, "a": 1}), True),
         (request({"a": 1}), request({"a": True}), False),
         (request({"a": 1}), request({"a": "1"}), False),
-        (request(context=Context({"x": "1"})), request(context=Context({"x": "2"})), False),
-        (request({"x": "1"}), request(context=Context({"x": "1"})), False),
+        (request(context=CallContext({"x": "1"})), request(context=CallContext({"x": "2"})), False),
+        (request({"x": "1"}), request(context=CallContext({"x": "1"})), False),
     ],
 )
 def test_requests_that_share_a_call(one: Call, other: Call, alike: bool) -> None:
@@ -76,7 +76,7 @@ def test_the_remaining_timeout_is_forwarded() -> None:
 
 
 def test_a_call_lasts_until_its_last_deadline() -> None:
-    first, last = (call(request(context=Context(deadline=n))) for n in (5, 9))
+    first, last = (call(request(context=CallContext(deadline=n))) for n in (5, 9))
     assert of(forwarding(), [first, last], 0).deadline == 9
     assert of(forwarding(), [last, call(request())], 0).deadline == 0
 
@@ -104,7 +104,7 @@ class Traces:
 def test_a_call_is_part_of_one_trace(links: list[str], begun: list[str], told: int) -> None:
     rules = forwarding()
     rules.traces = traces = Traces()
-    calls = [call(request()), *(call(request(context=Context(trace=x))) for x in links)]
+    calls = [call(request()), *(call(request(context=CallContext(trace=x))) for x in links)]
     found = of(rules, calls, 0)
     assert traces.begun == begun
     expected = [

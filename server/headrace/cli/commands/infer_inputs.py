@@ -12,6 +12,7 @@ import sys
 from argparse import Namespace
 from contextlib import suppress
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def _value(text: str, inputs: list[Declared], types: Any, options: Namespace) ->
 def _content(path: Path, data: bytes, kind: str, inputs: list[Declared], options: Namespace) -> Any:
     """Data in a file of some kind; "" is JSON or CSV."""
     if kind in ("npy", "npz"):
-        found = np.load(path, allow_pickle=False)
+        found = np.load(BytesIO(data), allow_pickle=False)
         return found if kind == "npy" else dict(found)
     if kind in _IMAGES:
         return read_image(path, inputs[0], options)

@@ -183,7 +183,7 @@ def quantile(counts: Sequence[tuple[float, float]], share: float) -> float | Non
     return None
 
 
-class Column(NamedTuple):
+class TopColumn(NamedTuple):
     """A column of the table; one without an `order` to sort by is left out while it is empty.
 
     One without a `head` is only sorted by.
@@ -197,24 +197,24 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column("VER", lambda m: m["version"]),
-    Column("REQ/S", lambda m: m["requests_per_second"], number, "requests"),
-    Column("", lambda m: m["rows_per_second"], order="rows"),
-    Column("ERR/S", lambda m: m["failures_per_second"], number, "errors",
+    TopColumn("VER", lambda m: m["version"]),
+    TopColumn("REQ/S", lambda m: m["requests_per_second"], number, "requests"),
+    TopColumn("", lambda m: m["rows_per_second"], order="rows"),
+    TopColumn("ERR/S", lambda m: m["failures_per_second"], number, "errors",
            lambda m: m["failures_per_second"] > 0),
-    Column("REASON", lambda m: m["failures_per_second_by_reason"],
+    TopColumn("REASON", lambda m: m["failures_per_second_by_reason"],
            lambda rates: max(rates, key=rates.get, default="-")),
-    Column("WAIT", lambda m: m["waiting_requests"], order="waiting"),
-    Column("P50", lambda m: m["latency_seconds"]["p50"], duration, "p50"),
-    Column("P99", lambda m: m["latency_seconds"]["p99"], duration, "p99"),
-    Column("BATCH", lambda m: m["rows_per_batch"], number, "batch"),
-    Column("INST", lambda m: sum(m["instances"].values()), lambda count: str(count or "-")),
-    Column("MEMORY", lambda m: m["memory_bytes"], size, "memory"),
-    Column("", lambda m: 0, order="name"),
-    Column("BACKEND", lambda m: m["backends"],
+    TopColumn("WAIT", lambda m: m["waiting_requests"], order="waiting"),
+    TopColumn("P50", lambda m: m["latency_seconds"]["p50"], duration, "p50"),
+    TopColumn("P99", lambda m: m["latency_seconds"]["p99"], duration, "p99"),
+    TopColumn("BATCH", lambda m: m["rows_per_batch"], number, "batch"),
+    TopColumn("INST", lambda m: sum(m["instances"].values()), lambda count: str(count or "-")),
+    TopColumn("MEMORY", lambda m: m["memory_bytes"], size, "memory"),
+    TopColumn("", lambda m: 0, order="name"),
+    TopColumn("BACKEND", lambda m: m["backends"],
            lambda backends: next((name for name, active in backends.items() if active), "-"),
            alarms=lambda m: not next(iter(m["backends"].values()), True)),
-    Column("SERVERS", lambda m: m["servers"],
+    TopColumn("SERVERS", lambda m: m["servers"],
            lambda servers: f"{sum(servers.values())}/{len(servers)}" if servers else "-",
            alarms=lambda m: not all(m["servers"].values())),
 )  # fmt: skip
@@ -246,7 +246,7 @@ def summary(title: str, now: Document) -> list[str]:
     return [*lines, f"answered with errors: {', '.join(errors)}"] if errors else lines
 
 
-def _columns(models: Sequence[Document]) -> list[Column]:
+def _columns(models: Sequence[Document]) -> list[TopColumn]:
     return [c for c in COLUMNS if c.head and (c.order or any(map(c.value, models)))]
 
 

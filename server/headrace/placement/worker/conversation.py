@@ -14,7 +14,7 @@ from operator import attrgetter
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from headrace.core.call import Call, Context, InferResponse
+from headrace.core.call import Call, CallContext, InferResponse
 from headrace.core.datatypes import BY_NAME
 from headrace.core.errors import (
     Cancelled,
@@ -249,7 +249,7 @@ def _request(document: Mapping[str, Any], data: Buffer, size: int) -> Call:
         sequence_end=bool(flags & 2),
     )
     if "trace" in document:
-        call.context = Context(trace=str(document["trace"]))
+        call.context = CallContext(trace=str(document["trace"]))
     return call
 
 
