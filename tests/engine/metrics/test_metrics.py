@@ -19,6 +19,7 @@ from headrace.engine.metrics import (
     process_registry,
 )
 from headrace.engine.metrics import scrape as scrape_in_turns
+from headrace.engine.pieces import Pieces
 from headrace.observability.machine import Machine, resident_bytes
 from headrace.observability.statistics import (
     LATENCY_BOUNDS,
@@ -337,7 +338,8 @@ def test_a_scrape_of_many_versions_yields_to_the_event_loop() -> None:
 
     versions = [Version(f"m{n}", "1", VersionStatistics(), n) for n in range(223)]
     loads = [(f"m{n}", n, 0) for n in range(2_000)]
-    server = collector(FakeEngine(versions, loads), Machine())
+    engine = FakeEngine(versions, loads, pieces=Pieces(0.0))  # a part is a piece on any machine
+    server = collector(engine, Machine())
     turns = 0
 
     async def main() -> str:
