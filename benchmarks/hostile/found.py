@@ -164,6 +164,15 @@ FOUND: Mapping[str, Case] = {
         requests=500,
         compression="gzip",
     ),
+    "refused-names": Case(
+        door="grpc",
+        operation="ModelInfer",
+        changes=(Change("inputs.name", "number", content=str(2**63 - 1)),),
+        connections=8,
+        requests=1_000,
+        write=4_096,
+        unread=True,
+    ),
     "deep-parameter": Case(
         door="http",
         operation="ModelInfer",

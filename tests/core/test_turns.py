@@ -1,10 +1,11 @@
 """Work that one client can cause, in turns of the event loop."""
 
 import asyncio
+from time import perf_counter
 
 import uvloop
 
-from headrace.core.turns import CROWDED_SECS, Turns
+from headrace.core.turns import CROWDED_SECS, PIECE_SECS, SHARE, SMALL, Turns, fitting
 from tests.doors.fakes import until
 
 
@@ -61,6 +62,37 @@ def test_shares_are_small_once_long_reads_have_taken_much_of_a_turn() -> None:
         assert shares[0] == shares[1] == turns.share
         assert 0 < shares[2] < turns.share
         assert turns.begin(loop) == turns.share
+
+    uvloop.run(scenario())
+
+
+def test_a_share_fits_into_the_time_of_a_piece() -> None:
+    assert fitting(100, 5 * PIECE_SECS) == 20
+    assert fitting(SHARE, 1_000 * PIECE_SECS) == fitting(SMALL, 2 * PIECE_SECS) == SMALL
+    assert fitting(SHARE, 0.0) == SHARE
+    grown = SMALL
+    for _ in range(20):
+        assert grown < (grown := fitting(grown, 0.0)) <= SHARE or grown == SHARE
+    assert grown == SHARE
+
+
+def test_what_takes_long_is_put_off_in_smaller_pieces() -> None:
+    async def scenario() -> None:
+        turns, loop, shares = Turns(), asyncio.get_running_loop(), list[int]()
+
+        def piece() -> None:
+            shares.append(turns.share)
+            until_then = perf_counter() + 4 * PIECE_SECS * turns.share / SHARE
+            while perf_counter() < until_then:
+                pass
+            if len(shares) < 5:
+                turns.put_off(piece)
+
+        turns.put_off(piece)
+        await until(lambda: len(shares) == 5)
+        assert shares[0] == SHARE
+        assert all(SMALL <= share <= SHARE // 2 for share in shares[1:])
+        assert turns.begin(loop) < turns.share == SHARE
 
     uvloop.run(scenario())
 

@@ -4,7 +4,8 @@ A client may send thousands of requests in one read. A connection processes as m
 as its `share`, and puts the rest off; of everything that was put off, one piece runs per turn of
 the loop, so that other clients are served in between, however many connections do this. The share
 is small while others wait, and after connections with long reads have taken `CROWDED_SECS` of the
-same turn. Owned by the event-loop thread.
+same turn. What was put off has a share that fits into `PIECE_SECS`, by the time that earlier pieces
+have taken: a refused request may take ten times as long as another. Owned by the event-loop thread.
 
 A loop does not tell where its turns end: uvloop's time goes on within one. So whoever counts what
 happens in a turn has a callback at the begin of the next one.
@@ -20,9 +21,16 @@ PACKED = 24  # units of a compressed message: 64 KiB of it may be unpacked at on
 TEXT_BITS, BINARY_BITS = 8, 9  # 256 bytes of JSON, and 512 of protobuf, may take as long as a unit
 SMALL = 4  # ... while other connections wait for their turn
 CROWDED_SECS = 0.005
-PIECE_SECS = 0.002  # after which a connection leaves the rest of its messages to another turn
+PIECE_SECS = 0.002  # after which a connection leaves the rest of its work to another turn
 LONG_READ = 1 << 10  # bytes from which on a read is timed: that costs a small request 2 %
 _ENDS = 64  # connections that close in one turn
+
+
+def fitting(share: int, secs: float) -> int:
+    """The share that takes up to `PIECE_SECS`, after a piece with `share` that took `secs`."""
+    if secs > PIECE_SECS:
+        return max(int(share * PIECE_SECS / secs), SMALL)
+    return min(share + (share >> 2) + 1, SHARE)
 
 
 class Turns:
@@ -32,6 +40,7 @@ class Turns:
         self.share = SHARE  # units of work that a connection may do now
         self.taken = 0.0  # seconds of this turn that connections with long reads have taken
         self._counting = False  # a callback for the next turn is scheduled
+        self._piece = SHARE  # units of work of a piece that was put off
         self._waiting: deque[Callable[[], None]] = deque()
         self._scheduled = False
         self._reads: deque[Callable[[], None]] = deque()
@@ -52,7 +61,7 @@ class Turns:
     def begin(self, loop: asyncio.AbstractEventLoop) -> int:
         """The share of a connection with a long read, which adds its time to `taken`."""
         self._count(loop)
-        return self.share if self.taken < CROWDED_SECS else SMALL
+        return min(self.share, self._piece) if self.taken < CROWDED_SECS else SMALL
 
     def put_off(self, piece: Callable[[], None]) -> None:
         """Run `piece` in a later turn of the loop."""
@@ -65,13 +74,15 @@ class Turns:
     def _run(self) -> None:
         self._scheduled = False
         piece = self._waiting.popleft()
-        self.share = SHARE
+        self.share = self._piece
         if self._waiting:  # first, so that it happens even if the piece fails
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._run)
+        begun = perf_counter()
         try:
             piece()
         finally:
+            self._piece = fitting(self._piece, perf_counter() - begun)
             self.share = SMALL if self._waiting else SHARE
 
     def read_later(self, read_on: Callable[[], None]) -> None:
