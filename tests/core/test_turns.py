@@ -76,7 +76,7 @@ def test_a_share_fits_into_the_time_of_a_piece() -> None:
     assert grown == SHARE
 
 
-def test_what_takes_long_is_put_off_in_smaller_pieces() -> None:
+def test_long_work_is_put_off_in_smaller_pieces() -> None:
     async def scenario() -> None:
         turns, loop, shares = Turns(), asyncio.get_running_loop(), list[int]()
 
