@@ -173,6 +173,15 @@ FOUND: Mapping[str, Case] = {
         write=4_096,
         unread=True,
     ),
+    "packed-control": Case(
+        door="grpc",
+        operation="CudaSharedMemoryRegister",
+        changes=(Change("name", "spaces", amount=8_000_000),),
+        connections=8,
+        requests=248,
+        compression="deflate",
+        write=100,
+    ),
     "deep-parameter": Case(
         door="http",
         operation="ModelInfer",

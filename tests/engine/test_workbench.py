@@ -272,6 +272,28 @@ async def test_refused_work_is_freed_at_once() -> None:
         await asyncio.to_thread(await_freed, freed)
 
 
+async def test_refused_work_keeps_no_data_until_its_turn_of_the_loop() -> None:
+    class Data:
+        pass
+
+    found, ended = list[weakref.ref[Data]](), list[BaseException | None]()
+    over = asyncio.Event()
+
+    def wrong(charge: Charge) -> None:
+        data = Data()
+        found.append(weakref.ref(data))
+        raise InvalidRequest("as asked")
+
+    def done(result: None, problem: Exception | None) -> None:
+        ended.append(problem)
+        assert found[0]() is None
+        over.set()
+
+    Workbench().do(1, wrong, done, uncharged, None)
+    await asyncio.wait_for(over.wait(), 30)
+    assert [str(problem) for problem in ended] == ["as asked"]
+
+
 def await_freed(freed: "weakref.ref[Any]") -> None:
     until(lambda: freed() is None, "freed data")
 

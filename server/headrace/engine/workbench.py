@@ -277,6 +277,8 @@ class Job(Owner, Generic[T]):
             return True
         except _Outgrown:
             return False
+        except ServerError as error:
+            problem = error.without_frames()  # they would keep its data until its turn of the loop
         except Exception as error:
             problem = error
         with suppress(RuntimeError):  # the loop is closed: the server has ended
