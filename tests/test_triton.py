@@ -9,8 +9,8 @@ import pytest
 from google.protobuf import text_format
 
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
-from headrace.repository.layout import scan
 from headrace.triton import Drift, Group, Model, Pool
+from tests.support.stores import scan
 
 ENDPOINTS = ["grpc://gpu-1:8001", "http://gpu-2:8000"]
 

@@ -83,7 +83,11 @@ def run(settings: Settings, note: str = "", reread: Callable[[], Settings] | Non
     allow_many_files()
     control = LogControl(settings.logs, logs.apply)
     control.drops.append(lambda: logs.dropped)
-    application = Application(settings, control, tracing, reread)
+    try:
+        application = Application(settings, control, tracing, reread)
+    except LoadFailed as error:  # of a store
+        print(f"headrace serve: {error}", file=sys.stderr)
+        return 1
     try:
         status = uvloop.run(application.serve())
     finally:
@@ -131,7 +135,7 @@ class Application:
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         begun = monotonic()
         try:
-            sources, warnings = sources_at_start(settings)
+            sources, warnings = sources_at_start(settings, self._engine)
             for warning in (*warnings, *settings.open_at_one_door):
                 log.warning(warning)
             self._engine.open(watches(settings, self._engine, sources))

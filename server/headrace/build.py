@@ -3,7 +3,7 @@
 Every host of an engine begins here: `headrace serve`, programs with a `headrace.Engine`, and tests:
 
     engine = build_engine(settings)
-    sources, warnings = sources_at_start(settings)
+    sources, warnings = sources_at_start(settings, engine)
     engine.open(watches(settings, engine, sources))
     await engine.load_all(sources)
     engine.start()
@@ -38,14 +38,15 @@ from headrace.observability.statistics import VersionStatistics
 from headrace.placement.backend import BackendContext, load_backends
 from headrace.placement.local.gpus import Gpus
 from headrace.placement.local.instances import core_limit
-from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, at_start
+from headrace.repository.catalogue import NO_SUCH, Catalogue, at_start, open_store
+from headrace.repository.layout import ModelSource
 from headrace.settings import Settings
 
 
 def build_engine(
     settings: Settings, logs: LogControl | None = None, tracing: Tracing | None = None
 ) -> Engine:
-    """An engine with nothing loaded, started or written.
+    """An engine with nothing loaded, started or written; raises `LoadFailed`.
 
     `logs` changes the settings of the log, and `tracing` writes traces; by default neither happens.
     """
@@ -98,9 +99,9 @@ def build_engine(
     )
 
 
-def sources_at_start(settings: Settings) -> tuple[list[ModelSource], list[str]]:
+def sources_at_start(settings: Settings, engine: Engine) -> tuple[list[ModelSource], list[str]]:
     """The models to load at start, and warnings; raises as `Catalogue.sources` does."""
-    sources, warnings = _catalogue(settings).sources()
+    sources, warnings = engine.control.catalogue.sources()
     if settings.residency is not None:
         named = at_start(sources, [*settings.pin_model, *settings.load_model])
         sources += [source for source in named if source.problem == NO_SUCH]
@@ -125,7 +126,7 @@ def watches(
     if settings.reload and mode is not ControlMode.EXPLICIT:
         found.append(plugins.part("reload")(engine, sources, loop))
     if mode is ControlMode.POLL:
-        given = engine, _catalogue(settings), sources
+        given = engine, engine.control.catalogue, sources
         found.append(plugins.part("poll")(*given, settings.repository_poll_secs, loop))
     return found
 
@@ -158,7 +159,7 @@ def _control(settings: Settings) -> ControlOptions:
 
 def _catalogue(settings: Settings) -> Catalogue:
     return Catalogue(
-        tuple(map(Path, settings.model_repository)),
+        tuple(open_store(address, settings.model_name) for address in settings.model_repository),
         tuple(map(Path, settings.model_file)),
         settings.model_config_name,
         settings.model_namespacing,

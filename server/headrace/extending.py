@@ -1,4 +1,4 @@
-"""Public names for plugins; docs/extending.md shows a backend, a stage, a door and a command."""
+"""Public names for plugins; docs/extending.md shows one of each important kind."""
 
 from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.core.datatypes import Datatype
@@ -13,6 +13,7 @@ from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.local.instances import LoadedModel
 from headrace.protocol.generate import decode_generate as decode_flat
 from headrace.protocol.generate import encode_generate as encode_flat
+from headrace.repository.store import Lease, Store
 
 __all__ = [
     "Backend",
@@ -28,6 +29,7 @@ __all__ = [
     "InferResponse",
     "InvalidOption",
     "InvalidRequest",
+    "Lease",
     "LoadFailed",
     "LoadSpec",
     "LoadedModel",
@@ -35,6 +37,7 @@ __all__ = [
     "Stage",
     "StageModel",
     "StagePlugin",
+    "Store",
     "Submit",
     "Target",
     "Tensor",

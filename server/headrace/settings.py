@@ -41,7 +41,7 @@ class Settings:
     # Options that most servers set, shown first in the help.
     model_repository: list[str] = setting(
         [],
-        "Model repositories to serve; required unless model files are given",
+        "Model repositories to serve, or stores of plugins; required unless model files are given",
         "model-store",
         metavar="DIR",
         section="Common options",

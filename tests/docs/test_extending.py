@@ -151,6 +151,54 @@ def test_a_door_that_no_package_has(packages: Path, tmp_path: Path) -> None:
     assert "--door wings=here: no installed package has a door 'wings'" in ran.stderr
 
 
+FILL = """
+import sqlite3, sys
+from pathlib import Path
+
+with sqlite3.connect(sys.argv[1]) as database:
+    database.execute("CREATE TABLE IF NOT EXISTS files (model, path, content, revision)")
+    database.execute("DELETE FROM files")
+    for name, revision in (word.split("=") for word in sys.argv[3:]):
+        for path in Path(sys.argv[2]).rglob("*.npz"):
+            row = name, f"1/{path.name}", path.read_bytes(), int(revision)
+            database.execute("INSERT INTO files VALUES (?, ?, ?, ?)", row)
+"""
+
+
+def test_the_store_brings_models(packages: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", blocks(PAGE, "py")[0]], cwd=tmp_path, check=True)
+    database, exact = tmp_path / "models.db", tmp_path / "models" / "exact"
+
+    def fill(*models: str) -> None:
+        subprocess.run([sys.executable, "-c", FILL, database, exact, *models], check=True)
+
+    fill("one=1", "two=1")
+    options = ("--model-control-mode=poll", "--repository-poll-secs=1")
+    environment = {"PYTHONPATH": str(packages)}
+    with ServerProcess(f"shelf:{database}", options=options, environment=environment) as server:
+        content = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
+        for name in ("one", "two"):
+            url = f"{server.url}/v2/models/{name}/infer"
+            answer = httpx.post(url, json={"inputs": [content]}, verify=False)
+            assert answer.status_code == 200, answer.text
+        fill("one=2", "three=1")
+        server.await_logged("model one has changed in its repository")
+        server.await_logged("model three is new in its repository")
+        server.await_logged("model two is gone from its repository")
+        server.await_logged("loaded three version 1")
+        database.rename(tmp_path / "away.db")
+        server.await_logged("unable to open database file: the models loaded from it stay")
+        answer = httpx.get(f"{server.url}/v2/models/one/ready", verify=False)
+        assert answer.status_code == 200
+
+
+def test_a_store_that_cannot_be_reached(packages: Path, tmp_path: Path) -> None:
+    ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    ran = headrace(packages, "serve", f"--model-repository=shelf:{tmp_path / 'none.db'}", *ports)
+    assert ran.returncode == 1
+    assert f"shelf:{tmp_path / 'none.db'}: unable to open database file" in ran.stderr
+
+
 def test_the_command_is_added_to_headrace(server: ServerProcess, packages: Path) -> None:
     assert "ping " in headrace(packages, "--help").stdout
     asked = headrace(packages, "ping", f"--url={server.url}")
@@ -167,5 +215,6 @@ def test_the_list_of_plugins(packages: Path) -> None:
     assert found[("backend", "broken")][:3] == ("broken", "1.0", "failed")
     stage = found[("stage", "rounding")]
     assert stage[-1] == "Rounds floating-point outputs to the model's parameter `decimals`."
+    assert found[("store", "shelf")][:3] == ("headrace-examples", "1.0", "loaded")
     assert found[("command", "ping")][-1] == "check if a server is ready"
     assert ["backend", "onnxruntime", "headrace", "loaded", "model.onnx"] in rows

@@ -14,9 +14,9 @@ from headrace.core.errors import ModelLoadFailed, NotFound, Overloaded, Unavaila
 from headrace.core.model_spec import LoadParameters
 from headrace.engine.control import Control, ControlMode, ControlOptions, LoadOverrides
 from headrace.protocol.documents import to_json
-from headrace.repository.layout import Catalogue
 from tests.engine import worlds
 from tests.engine.worlds import CONFIG, ask, until
+from tests.support.stores import catalogue
 
 
 class World(worlds.World):
@@ -28,7 +28,7 @@ class World(worlds.World):
         mode: ControlMode = ControlMode.EXPLICIT,
         overrides: LoadOverrides = LoadOverrides.FILES,
     ) -> None:
-        control = ControlOptions(mode, Catalogue((root,)), overrides, max_new_models=5)
+        control = ControlOptions(mode, catalogue([root]), overrides, max_new_models=5)
         super().__init__(root, strict_readiness=True, control=control)
 
     @property

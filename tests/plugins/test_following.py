@@ -24,8 +24,9 @@ from headrace.plugins.following import (
     Reloader,
     WatchedFiles,
 )
-from headrace.repository.layout import Catalogue, ModelSource, scan, single_file
+from headrace.repository.layout import ModelSource, single_file
 from tests.repository.files import write
+from tests.support.stores import catalogue, scan
 
 PART = QUIET_SECS / 2
 
@@ -191,8 +192,8 @@ class Repositories:
 
     def follow(self, namespacing: bool = False) -> None:
         paths = (self.first, self.second)
-        catalogue = Catalogue(paths, namespacing=namespacing)
-        self.followed = FollowedRepositories(catalogue, scan(paths, namespacing=namespacing))
+        known = catalogue(paths, namespacing=namespacing)
+        self.followed = FollowedRepositories(known, known.sources()[0])
 
     def look(self, later: float = 0.0, only: set[str] | None = None) -> list[Change]:
         self.now += later
@@ -293,7 +294,7 @@ def test_replaced_links(world: Repositories, tmp_path: Path) -> None:
         assert world.settle() == ["n"]
     root = tmp_path / "current"
     root.symlink_to("one")
-    followed = FollowedRepositories(Catalogue((root,)), scan([root]))
+    followed = FollowedRepositories(catalogue([root]), scan([root]))
     places = followed.places
     (tmp_path / "next").symlink_to("two")
     (tmp_path / "next").rename(root)
@@ -362,7 +363,7 @@ def test_a_name_that_occurs_twice(world: Repositories) -> None:
 
 
 def test_changes_before_the_first_look(world: Repositories) -> None:
-    followed = FollowedRepositories(Catalogue((world.first,)), scan([world.first]))
+    followed = FollowedRepositories(catalogue([world.first]), scan([world.first]))
     write(world.first / "m/1/model.py", "another")
     write(world.first / "n/1/model.py")
     assert followed.look(0) == []
@@ -392,7 +393,7 @@ def watching(
         return changes.get(timeout=30)
 
     told = engine(follow=follow, unload=unload)
-    watcher = Follower(told, Catalogue((root,)), scan([root]), secs, AT_ONCE, events)
+    watcher = Follower(told, catalogue([root]), scan([root]), secs, AT_ONCE, events)
     watcher.start()
     try:
         yield take

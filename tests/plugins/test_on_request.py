@@ -24,9 +24,9 @@ from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.opening import LoadOptions
 from headrace.observability.machine import GrowthMeter
 from headrace.plugins.on_request import OnRequest
-from headrace.repository.layout import Catalogue, scan
 from tests.engine import worlds
 from tests.engine.worlds import INLINE, FutureCall, entries, number, question, until
+from tests.support.stores import catalogue, scan
 
 MIB = 1 << 20
 # A model whose files are small counts for as much before it is measured, and these never are.
@@ -44,7 +44,7 @@ class World(worlds.World):
             LoadOptions(cores=1, meter=GrowthMeter(lambda: 0)),
             residency=replace(options, clock=lambda: time() + self.ahead),
             control=ControlOptions(
-                ControlMode.EXPLICIT, Catalogue((root,)), LoadOverrides.FILES, max_new_models=2
+                ControlMode.EXPLICIT, catalogue([root]), LoadOverrides.FILES, max_new_models=2
             ),
         )
         for text, name in enumerate(names):

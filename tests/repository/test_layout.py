@@ -6,18 +6,10 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.repository.layout import (
-    DUPLICATE,
-    NO_SUCH,
-    Catalogue,
-    ModelSource,
-    at_start,
-    read_model_directory,
-    scan,
-    single_file,
-)
+from headrace.repository.layout import read_model_directory, single_file
 from tests.models import onnx_graphs
 from tests.repository.files import directories, write
+from tests.support.stores import catalogue, scan
 
 
 @pytest.mark.parametrize(("entries", "versions", "ignored"), [
@@ -60,33 +52,6 @@ def test_choice_of_the_configuration_file(tmp_path: Path) -> None:
     assert read_model_directory(tmp_path, "large").config_path == tmp_path / "config.pbtxt"
 
 
-def test_scanning_lists_directories_by_name(tmp_path: Path) -> None:
-    directories(tmp_path, "b/1", "a/2", ".git/1", "empty", "lost+found")
-    os.makedirs(os.fsencode(tmp_path) + b"/n\xff/1")  # a name that is not UTF-8
-    (tmp_path / "README.md").write_text("")
-    assert scan([tmp_path]) == [
-        ModelSource("a", tmp_path / "a", None, (2,)),
-        ModelSource("b", tmp_path / "b", None, (1,)),
-        ModelSource("empty", tmp_path / "empty", None, ()),
-    ]
-
-
-def test_a_model_in_several_repositories_is_marked(tmp_path: Path) -> None:
-    one = directories(tmp_path / "one", "a/1", "b/1")
-    two = directories(tmp_path / "two", "b/2", "c/1")
-    three = directories(tmp_path / "three", "b/3")
-    marked = {source.name: source.duplicate for source in scan([one, two, three])}
-    assert marked == {"a": False, "b": True, "c": False}
-
-
-def test_a_missing_repository_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LoadFailed, match=r"nowhere cannot be read: No such file"):
-        scan([tmp_path / "nowhere"])
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LoadFailed, match=r"file is a file; .* or behind --model-file"):
-        scan([tmp_path / "file"])
-
-
 @pytest.mark.parametrize(("url", "copies"), [
     ("s3://bucket/models", "aws s3 sync"), ("s3://https://minio:9000/bucket", "aws s3 sync"),
     ("gs://bucket", "gcloud storage rsync"), ("as://account/container/models", "azcopy sync"),
@@ -121,7 +86,7 @@ def test_a_model_in_place_of_a_repository(
     [source] = scan([tmp_path / "net"])
     assert (source.name, source.written_name, source.path) == ("net", "net", tmp_path / "net")
     assert (source.versions, source.flat) == (versions, flat)
-    [renamed] = scan([tmp_path / "net"], alone="digits")
+    [renamed] = scan([tmp_path / "net"], name="digits")
     assert (renamed.name, renamed.written_name, renamed.versions) == ("digits", "", versions)
     if versions:
         inside = source.version_path(versions[0]).relative_to(tmp_path / "net").as_posix()
@@ -136,10 +101,10 @@ def test_a_model_in_place_of_a_repository(
 def test_a_repository_that_looks_like_a_model(tmp_path: Path, paths: list[str]) -> None:
     for path in paths:
         write(tmp_path / path)
-    found = scan([tmp_path], alone="digits")
+    found = scan([tmp_path], name="digits")
     assert [source.path.parent for source in found] == [tmp_path] * len(found)
     assert not any(source.flat or source.renamed for source in found)
-    _, [warning] = Catalogue((tmp_path,), name="digits").sources()
+    _, [warning] = catalogue([tmp_path], name="digits").sources()
     assert warning.startswith("--model-name=digits has no effect")
 
 
@@ -149,29 +114,6 @@ def test_the_name_of_the_directory_that_the_server_is_started_in(
     write(tmp_path / "net" / "model.onnx")
     monkeypatch.chdir(tmp_path / "net")
     assert [source.name for source in scan([Path()])] == ["net"]
-
-
-def test_a_model_in_place_of_a_repository_by_name(tmp_path: Path) -> None:
-    write(tmp_path / "net" / "model.onnx")
-    catalogue = Catalogue((tmp_path / "net",), name="digits")
-    assert (catalogue.names(), catalogue.read("net")) == ({"digits": ""}, None)
-    found = catalogue.read("digits")
-    assert found is not None
-    assert found.model_path(1, "model.onnx") == tmp_path / "net" / "model.onnx"
-    other = models(tmp_path / "more", "net")
-    names = Catalogue((tmp_path / "net", other), namespacing=True).names()
-    assert sorted(names) == ["net@more", "net@net"]
-    file = Catalogue((), (tmp_path / "net" / "model.onnx",), name="digits")
-    assert file.names() == {"digits": ""}
-    one, [] = file.sources()
-    assert [source.name for source in one] == ["digits"]
-
-
-def test_an_empty_repository_is_reported(tmp_path: Path) -> None:
-    sources, [warning] = Catalogue((tmp_path,)).sources()
-    assert sources == []
-    assert warning.startswith(f"no models in {tmp_path}: expected a file such as")
-    assert warning.endswith("found nothing")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable for root")
@@ -193,60 +135,3 @@ def test_a_model_of_a_single_file(tmp_path: Path) -> None:
     assert source.file == path
     with pytest.raises(LoadFailed, match="there is no model file"):
         single_file(tmp_path / "nothing.onnx")
-
-
-# --- models by name, in changing repositories
-
-
-def models(root: Path, *names: str) -> Path:
-    return directories(root, *[f"{name}/1" for name in names])
-
-
-def test_current_models_of_the_repositories(tmp_path: Path) -> None:
-    one, two = models(tmp_path / "one", "a", "b"), models(tmp_path / "two", "b")
-    file = tmp_path / "c.onnx"
-    file.write_bytes(b"")
-    catalogue = Catalogue((one, two), (file,))
-    assert catalogue.names() == {"a": "", "b": DUPLICATE, "c": ""}
-    models(two, "d")
-    assert catalogue.names()["d"] == ""
-    a, c = catalogue.read("a"), catalogue.read("c")
-    assert a is not None
-    assert (a.path, a.versions) == (one / "a", (1,))
-    assert c is not None
-    assert c.file == file
-    with pytest.raises(LoadFailed, match="in two or more repositories"):
-        catalogue.read("b")
-
-
-def test_only_names_of_directories_are_found(tmp_path: Path) -> None:
-    catalogue = Catalogue((models(tmp_path / "one", "a"),))
-    for name in ("nobody", "", ".", "..", "../one/a", "a/1", "/", "a\0", "A"):
-        assert catalogue.read(name) is None
-
-
-def test_a_repository_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    catalogue = Catalogue((tmp_path / "gone", models(tmp_path / "one", "a")))
-    assert catalogue.names() == {"a": ""}
-    assert "gone cannot be read" in caplog.text
-    with pytest.raises(LoadFailed, match="gone cannot be read"):
-        catalogue.read("a")
-
-
-def test_a_name_of_several_repositories_with_namespaces(tmp_path: Path) -> None:
-    one, two = models(tmp_path / "x/one", "a", "b"), models(tmp_path / "y/one", "a")
-    catalogue = Catalogue((one, two), namespacing=True)
-    assert list(catalogue.names()) == ["a@one", "a@one-2", "b"]
-    found = catalogue.read("a@one-2")
-    assert found is not None
-    assert (found.name, found.path, found.written_name) == ("a@one-2", two / "a", "a")
-    with pytest.raises(LoadFailed, match="There are 2 identifiers of model 'a'"):
-        catalogue.read("a")
-
-
-def test_models_loaded_at_start(tmp_path: Path) -> None:
-    sources = scan([models(tmp_path, "a", "b")])
-    assert at_start(sources, ["*"]) == sources
-    assert at_start(sources, []) == []
-    found = at_start(sources, ["b", "nobody", "nobody"])
-    assert [(s.name, s.problem) for s in found] == [("b", ""), ("nobody", NO_SUCH)]

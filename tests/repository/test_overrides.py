@@ -230,7 +230,10 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_files_have_their_own_directory_while_in_use(temporary: Path) -> None:
     uploads = Uploads(10)
     files = checked_paths({"1/model.onnx": b"abc", "labels.txt": memoryview(b"de"), "1/w/x": b""})
-    one, two = uploads.write(files), uploads.write(files)
+    first, second = uploads.put("m", files), uploads.put("m", files)
+    assert (uploads.names(), uploads.token("m"), uploads.token("n")) == ({"m"}, second, 0)
+    one, two = uploads.materialise("m", first), uploads.materialise("m", second)
+    assert uploads.materialise("m", first) is one
     assert one.path != two.path
     for path in (one.path, one.path.parent):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
@@ -239,11 +242,13 @@ def test_files_have_their_own_directory_while_in_use(temporary: Path) -> None:
         "1/model.onnx": b"abc", "labels.txt": b"de", "1/w/x": b"",
     }  # fmt: skip
     with pytest.raises(LoadFailed, match=r"5 bytes of files are too many .* 10 are kept at most"):
-        uploads.write(files)
+        uploads.put("m", files)
     path = one.path
     del one
     until(lambda: not path.exists())
-    uploads.write(files)
+    with pytest.raises(LoadFailed, match="are no longer kept"):
+        uploads.materialise("m", first)
+    uploads.put("m", files)
     assert two.path.exists()
     uploads.close()
     uploads.close()
@@ -252,10 +257,10 @@ def test_files_have_their_own_directory_while_in_use(temporary: Path) -> None:
 def test_failed_writes_leave_nothing_behind(temporary: Path) -> None:
     uploads = Uploads(10)
     with pytest.raises(LoadFailed, match="its files cannot be kept: "):
-        uploads.write({("a" * 300,): b"abc"})
+        uploads.put("m", {("a" * 300,): b"abc"})
     (root,) = temporary.iterdir()
     until(lambda: not list(root.iterdir()))
-    uploads.write({("a",): b"0123456789"})  # the counted version no longer exists
+    uploads.put("m", {("a",): b"0123456789"})  # the counted version no longer exists
     uploads.close()
 
 
@@ -268,13 +273,13 @@ def test_leftovers_of_a_killed_process_are_removed(temporary: Path) -> None:
     alive = os.open(temporary / "headrace-models-alive", os.O_RDONLY)
     fcntl.flock(alive, fcntl.LOCK_EX)
     uploads = Uploads(10)
-    uploads.write({("a",): b""})
+    uploads.put("m", {("a",): b""})
     uploads.close()
     os.close(alive)
     left = {p.name for p in temporary.iterdir()}
     assert left == {"headrace-models-alive", "headrace-models-link"}
     (temporary / "headrace-models-link").unlink()
-    uploads.write({("a",): b""})
+    uploads.put("m", {("a",): b""})
     uploads.close()
 
 
@@ -315,7 +320,7 @@ def test_no_file_is_written_outside(files: dict[str, bytes]) -> None:
         uploads = Uploads(1_000)
         try:
             parts = checked_paths(files)
-            upload = uploads.write(parts)
+            upload = uploads.materialise("m", uploads.put("m", parts))
             inside = {p for p in upload.path.rglob("*") if p.is_file()}
             assert {p.relative_to(upload.path).parts for p in inside} == set(parts)
             assert {p for p in Path(folder).rglob("*") if p.is_file()} == inside

@@ -51,7 +51,7 @@ class ServerProcess:
 
     def __init__(
         self,
-        *repositories: Path,
+        *repositories: Path | str,
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         wait: bool = True,
@@ -154,7 +154,7 @@ class ServerProcess:
 
 @contextmanager
 def clean_server(
-    *repositories: Path,
+    *repositories: Path | str,
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     tracebacks: bool = True,

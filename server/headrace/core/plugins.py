@@ -30,6 +30,7 @@ PROTOCOLS = "headrace.protocols"  # gives a `headrace.placement.upstream.options
 ENVIRONMENTS = "headrace.environments"  # see `headrace.placement.worker.environment.demanded`
 SOURCES = "headrace.sources"  # see `headrace.cli.command.take_sources`
 DOORS = "headrace.doors"  # a `headrace.doors.door.Door`, made with the engine
+STORES = "headrace.stores"  # makes a `headrace.repository.store.Store` of an address
 PAGES = "headrace.pages"  # adds routes to a FastAPI application, see `headrace.doors.http.app`
 
 _LOADERS = "headrace.plugins.loaders.backend"
@@ -150,7 +151,7 @@ def part(name: str, without: Any = None) -> Any:
 
 def all_plugins() -> Iterator[Plugin]:
     """The plugins of all groups, and the parts of the server, which are of the kind `part`."""
-    for group in (*OWN, DOORS):  # of which there are none beside HTTP and gRPC
+    for group in (*OWN, DOORS, STORES):  # the server has none of its own in the last two
         yield from installed(group).values()
     yield from (Plugin("parts", name, to, _US) for name, to in PARTS.items())
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
@@ -34,17 +35,13 @@ from headrace.engine.opening import Opened
 from headrace.engine.pieces import Pieces
 from headrace.engine.workbench import Stopped, Threads
 from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.repository.catalogue import DUPLICATE, NO_SUCH, Catalogue
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile, parse_json_config
-from headrace.repository.layout import (
-    DUPLICATE,
-    NO_SUCH,
-    Catalogue,
-    ModelSource,
-    read_model_directory,
-)
+from headrace.repository.layout import ModelSource, materialised
 from headrace.repository.model_files import Fingerprint, fingerprint
 from headrace.repository.overrides import Uploads, checked_paths, of_own_files, overridden
+from headrace.repository.store import Stored
 
 _NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
@@ -126,6 +123,7 @@ class Control:
         self._index = index
         self.pieces = pieces
         self._options = options
+        self.catalogue = options.catalogue  # of what may be loaded by name
         self._uploads = Uploads(options.max_bytes)
         self._open = open_source
         self._uploaded: dict[str, None] = {}  # names outside of repositories, oldest first
@@ -202,7 +200,7 @@ class Control:
         unloaded if no model is found: the repositories may be unmounted. Raises `RepositoryError`
         for one that cannot be read.
         """
-        sources, warnings = await self._aside(self._options.catalogue.sources)
+        sources, warnings = await self._aside(self.catalogue.sources)
         if not sources:
             raise LoadFailed("; ".join(warnings))
         for warning in warnings:
@@ -210,7 +208,7 @@ class Control:
         explicit = self._options.mode is ControlMode.EXPLICIT
         for source in sources:
             model = self._models.get(source.name)
-            if explicit and (model is None or model.unloaded or model.source.upload is not None):
+            if explicit and (model is None or model.unloaded or model.source.uploaded):
                 continue
             if problem := DUPLICATE if source.duplicate else source.problem:
                 log.error("failed to load %s: %s", source.name, problem)
@@ -281,9 +279,9 @@ class Control:
                 self._admit(source)
                 self._handed[name] = state
                 loading = self._lifecycle.load(source)
-            upload = source.upload
+            uploaded = source.lease if source.uploaded else None
             before, kept = self._kept.pop(name, None), None
-            if source.override is not None and upload is None:
+            if source.override is not None and uploaded is None:
                 self._kept[name] = kept = state[0], source.override
             del source, state  # they refer to its files
         model = self._models[name]
@@ -297,10 +295,10 @@ class Control:
                 self._kept.pop(name, None)
                 if before is not None:
                     self._kept[name] = before
-            if upload is not None and all(v.upload is not upload for v in model.versions.values()):
-                upload.remove()  # even if the error still refers to the load
-                if model.source.upload is upload:
-                    model.source = replace(model.source, upload=None)
+            if uploaded and all(v.lease is not uploaded for v in model.versions.values()):
+                uploaded.release()  # even if the error still refers to the load
+                if model.source.lease is uploaded:
+                    model.source = _without_files(model.source)
             raise self._failure(model, problem)
 
     async def _unload(self, name: str) -> None:
@@ -309,7 +307,7 @@ class Control:
             self._lifecycle.unload(name)
             if (model := self._models.get(name)) is not None:
                 log.info("unloading %s: a client asks for it", name, extra={"model": name})
-                model.source = replace(model.source, upload=None)  # its versions still refer to it
+                model.source = _without_files(model.source)  # its versions still refer to them
 
     async def _read(self, name: str, parameters: LoadParameters) -> tuple[ModelSource, _State]:
         """The source that a request means, and its state for later comparison."""
@@ -346,7 +344,7 @@ class Control:
         """
         if parameters.files:
             return self._with_files(name, parameters)
-        found = self._options.catalogue.read(name)
+        found = self.catalogue.read(name)
         if found is None or found.problem or parameters.config is None:
             return found
         self._permit(LoadOverrides.CONFIG, "a configuration")
@@ -364,7 +362,7 @@ class Control:
 
     def _with_files(self, name: str, parameters: LoadParameters) -> ModelSource:
         self._permit(LoadOverrides.FILES, "files")
-        if not _NEW_NAME.fullmatch(name) and name not in self._options.catalogue.names():
+        if not _NEW_NAME.fullmatch(name) and name not in self.catalogue.names():
             raise InvalidConfig(
                 "a new model is called by 1 to 128 letters, digits and any of . _ @ + -, beginning"
                 " with a letter or digit"
@@ -375,11 +373,10 @@ class Control:
         restricted = self._options.overrides is not LoadOverrides.CODE
         if restricted:
             of_own_files(file)
-        upload = self._uploads.write(checked_paths(parameters.files))
-        source = read_model_directory(upload.path)
-        return replace(
-            source, name=name, config_path=None, override=file, upload=upload, data_only=restricted
-        )
+        token = self._uploads.put(name, checked_paths(parameters.files))
+        stored = Stored(self._uploads, name, token)
+        source = materialised(ModelSource(name, Path(), None, (), stored=stored))
+        return replace(source, config_path=None, override=file, uploaded=True, data_only=restricted)
 
     def _permit(self, needed: LoadOverrides, what: str) -> None:
         if self._options.overrides < needed:
@@ -390,7 +387,7 @@ class Control:
 
     def _admit(self, source: ModelSource) -> None:
         """Enforce the limit of models outside of repositories; raises `Overloaded`."""
-        if source.upload is None:
+        if not source.uploaded:
             return
         most = self._options.max_new_models
         self._uploaded.pop(source.name, None)
@@ -410,7 +407,7 @@ class Control:
         model = self._models.get(name)
         if model is None:
             return True
-        if model.loading is not None or model.source.upload is not None or name in self._handed:
+        if model.loading is not None or model.source.uploaded or name in self._handed:
             return False  # it may be evicted for now, and be loaded again
         return all(version.state is State.UNAVAILABLE for version in model.versions.values())
 
@@ -435,7 +432,7 @@ class Control:
     async def _all_names(self) -> Mapping[str, str]:
         """The names of the catalogue; concurrent callers share one read."""
         if self._names is None:
-            task = self._names = self._keep(self._aside(self._options.catalogue.names))
+            task = self._names = self._keep(self._aside(self.catalogue.names))
 
             def done(_: object) -> None:
                 self._names = None
@@ -476,6 +473,11 @@ class Control:
     def _turn(self, name: str) -> asyncio.Lock:
         """The lock that serialises the requests for a model."""
         return self._locks.setdefault(name, asyncio.Lock())
+
+
+def _without_files(source: ModelSource) -> ModelSource:
+    """The source of a model that a request has brought, without its files."""
+    return replace(source, lease=None, uploaded=False) if source.uploaded else source
 
 
 def _not_polled(name: str, reason: str) -> str:

@@ -38,7 +38,8 @@ from headrace.observability.statistics import GpuSeries, VersionStatistics
 from headrace.observability.trace_settings import TraceConfig
 from headrace.placement.backend import Backend, close_backends, stop_backends
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from headrace.repository.layout import ModelSource, ambiguous, namespaced
+from headrace.repository.catalogue import ambiguous, namespaced
+from headrace.repository.layout import ModelSource
 
 log = logging.getLogger(__name__)
 
@@ -400,7 +401,7 @@ class Engine:
     def repository_of(self, name: str) -> str:
         """The repository of a model; "" for one that is outside of any."""
         model = self._models.get(name)
-        return "" if model is None or model.source.upload else str(model.source.path.parent)
+        return "" if model is None else model.source.repository
 
     def models(self) -> Collection[Model]:
         """All models."""

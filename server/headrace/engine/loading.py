@@ -42,8 +42,8 @@ from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile, refuse
 from headrace.repository.layout import ModelSource
 from headrace.repository.model_files import Origin, content_of
-from headrace.repository.overrides import Upload
 from headrace.repository.reading import Placement, read_labels, read_samples
+from headrace.repository.store import Lease
 from headrace.repository.validation import TRAFFIC
 from headrace.scheduling.policy import SchedulingPolicy
 
@@ -114,7 +114,7 @@ class LoadedVersion:
     instances: Sequence[LoadedInstance]
     warnings: tuple[str, ...]
     seconds: float
-    upload: Upload | None = None
+    lease: Lease | None = None
     backends: Backends | None = None
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
     stages: tuple[Compose, ...] = ()
@@ -243,9 +243,9 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             loaded.append(_load_copy(opened, spec, config, placement, samples, options))
     seconds = monotonic() - begun
     origin = opened.origins[version]
-    upload = opened.source.upload
+    lease = opened.source.lease
     return LoadedVersion(
-        origin, config, signature, scheduling, labels, loaded, warnings, seconds, upload,
+        origin, config, signature, scheduling, labels, loaded, warnings, seconds, lease,
         limits=limits, stages=stages,
     )  # fmt: skip
 

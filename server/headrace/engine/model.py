@@ -34,8 +34,8 @@ from headrace.protocol.pb.traffic_pb2 import ModelTrafficResponse
 from headrace.protocol.plain_json import PlainJson
 from headrace.protocol.v2_protobuf import PlainWriter
 from headrace.repository.layout import ModelSource
-from headrace.repository.overrides import Upload
 from headrace.repository.reading import first_response_bounds
+from headrace.repository.store import Lease
 from headrace.scheduling.batcher import Batcher, LoopClock
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.sequences import SequenceQueue
@@ -160,9 +160,9 @@ class ModelVersion:
         return "" if self._fail_over is None else self._fail_over.detour
 
     @property
-    def upload(self) -> Upload | None:
-        """The files of the version, where a request has brought them."""
-        return None if self._service is None else self._service.loaded.upload
+    def lease(self) -> Lease | None:
+        """The lease on the directory of the version, as long as it is loaded."""
+        return None if self._service is None else self._service.loaded.lease
 
     @property
     def _fail_over(self) -> FailOver | None:

@@ -26,9 +26,10 @@ from headrace.placement.local.gpus import Gpus
 from headrace.placement.placement import ModelServices
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import completion, fail_over, reading, validation
+from headrace.repository.catalogue import DUPLICATE
 from headrace.repository.completion import device_problems, may_use_gpus, on_devices
 from headrace.repository.config import ConfigFile, Problem, read_config, refuse
-from headrace.repository.layout import DUPLICATE, ModelSource
+from headrace.repository.layout import ModelSource, materialised
 from headrace.repository.model_files import Digests, Origin, fingerprint, origins
 from headrace.repository.validation import OWN_PARAMETERS, misspelt, without_effect
 
@@ -104,12 +105,16 @@ def open_model(
     options: LoadOptions,
     digests: Digests | None = None,
 ) -> Opened:
-    """Read and check the configuration of a model; raises `RepositoryError`.
+    """Read and check the configuration of a model, which is first brought from its store.
 
-    `digests` caches the content of files that were checked before.
+    May block; raises `RepositoryError`. `digests` caches the content of files that were checked
+    before.
     """
-    if source.duplicate or source.problem:
-        raise LoadFailed(DUPLICATE if source.duplicate else source.problem)
+    if source.duplicate:
+        raise LoadFailed(DUPLICATE)
+    source = materialised(source)
+    if source.problem:
+        raise LoadFailed(source.problem)
     state = fingerprint(source)  # first, so that later changes are noticed
     file = source.override or read_config(source.config_path, source.name)
     refuse(file, validation.problems(file.config, source.written_name))
@@ -154,7 +159,7 @@ def open_model(
     sums: Mapping[str, str] = {}
     if source.file is None:
         # Uploaded directories are used once: nothing needs to be cached.
-        known = Digests() if digests is None or source.upload is not None else digests
+        known = Digests() if digests is None or source.uploaded else digests
         sums = known.verified(source.path, versions)
     made_of = origins(state, file, config, versions, sums)
     if not backend.places_instances:

@@ -32,16 +32,10 @@ from typing import TypeAlias
 from headrace.core.errors import LoadFailed
 from headrace.engine.engine import Engine
 from headrace.repository import model_files
-from headrace.repository.layout import (
-    Catalogue,
-    ModelSource,
-    Place,
-    model_directories,
-    name_models,
-    read_place,
-    single_file,
-)
+from headrace.repository.catalogue import Catalogue, Directory, Place
+from headrace.repository.layout import ModelSource, single_file
 from headrace.repository.model_files import Fingerprint, Stamp, fingerprint
+from headrace.repository.store import Store, explained
 
 log = logging.getLogger(__name__)
 
@@ -245,36 +239,41 @@ Change: TypeAlias = Changed | Gone
 
 
 class _Repository:
-    """One repository with its content when it could last be read."""
+    """One store with its content when it could last be read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.models: list[Place] = []
-        # Device and inode of its directory; None while it cannot be read.
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.models: Collection[str] = ()
+        # Device and inode of its directory; None while it cannot be read, and for other stores.
         self.place: tuple[int, int] | None = None
         self._device: int | None = None  # device when it could last be read
         self.lost = False  # true while it cannot be read
 
     def look(self) -> None:
         """List its models, if possible."""
+        store, name = self.store, f"model repository {self.store.address}"
+        place = None
         try:
-            found = list(model_directories(self.path))
-            status = self.path.stat()
+            with explained(store):
+                found = store.names()
+            if isinstance(store, Directory):
+                status = store.path.stat()
+                place = status.st_dev, status.st_ino
         except LoadFailed as error:
             self._lose(str(error))
             return
         except OSError as error:
-            self._lose(f"model repository {self.path} cannot be read: {error.strerror}")
+            self._lose(f"{name} cannot be read: {error.strerror}")
             return
-        elsewhere = self._device not in (None, status.st_dev)
+        device = None if place is None else place[0]
+        elsewhere = self._device not in (None, device)
         if not found and self.models and elsewhere:
-            self._lose(f"model repository {self.path} is empty, and on another file system")
+            self._lose(f"{name} is empty, and on another file system")
             return
         if self.lost:
             self.lost = False
-            log.info("model repository %s is back", self.path)
-        self.models, self._device = found, status.st_dev
-        self.place = status.st_dev, status.st_ino
+            log.info("%s is back", name)
+        self.models, self._device, self.place = found, device, place
 
     def _lose(self, why: str) -> None:
         self.place = None
@@ -329,7 +328,7 @@ class FollowedRepositories:
     def __init__(self, catalogue: Catalogue, sources: Iterable[ModelSource]) -> None:
         """`sources` are the known models; later looks are compared with their current state."""
         self._catalogue = catalogue
-        self._repositories = [_Repository(path) for path in catalogue.repositories]
+        self._repositories = [_Repository(store) for store in catalogue.stores]
         self._models = {s.name: _Watched(_state(s)) for s in sources if s.file is None}
         self._unsettled: set[str] = set()
         for repository in self._repositories:
@@ -353,16 +352,14 @@ class FollowedRepositories:
         """
         for repository in self._repositories:
             repository.look()
-        found = [place for repository in self._repositories for place in repository.models]
-        catalogue = self._catalogue
-        places = name_models(catalogue.repositories, found, catalogue.namespacing, catalogue.name)
-        lost = {repository.path for repository in self._repositories if repository.lost}
+        places = self._catalogue.places({each.store: each.models for each in self._repositories})
+        lost = {repository.store for repository in self._repositories if repository.lost}
         changes: list[Change] = []
         for name, of_name in sorted(places.items()):
-            if any(place.repository in lost for place in of_name):
+            if any(place.store in lost for place in of_name):
                 continue
             known = name in self._models and name not in self._unsettled
-            hinted = only is None or any(p.alone or p.path.name in only for p in of_name)
+            hinted = only is None or any(_is_named(place, only) for place in of_name)
             if hinted or not known:
                 changes += self._look_at(name, of_name, now)
         for name in sorted(self._models.keys() - places.keys()):
@@ -376,9 +373,8 @@ class FollowedRepositories:
 
     def _look_at(self, name: str, places: Sequence[Place], now: float) -> list[Change]:
         known = self._models.get(name)
-        source = read_place(places[-1], self._catalogue.config_name, self._catalogue.name)
-        source = replace(source, name=name, duplicate=len(places) > 1)
         try:
+            source = self._catalogue.source(name, places)
             if source.problem and known is not None:
                 raise LoadFailed(f"{source.path}: {source.problem}")
             found = fingerprint(source)
@@ -391,6 +387,12 @@ class FollowedRepositories:
         told = watched.look(found, now)
         (self._unsettled.discard if watched.settled else self._unsettled.add)(name)
         return [Changed(source, new)] if told else []
+
+
+def _is_named(place: Place, names: Collection[str]) -> bool:
+    """True if events of these names may concern a model; there are none but of directories."""
+    store, name = place
+    return isinstance(store, Directory) and (name in names or store.is_alone(name))
 
 
 def _state(source: ModelSource) -> Fingerprint | None:
@@ -465,8 +467,8 @@ class Follower(_Following):
         self._followed = FollowedRepositories(catalogue, sources)
         self._poll_secs = poll_secs
         self._hints: SimpleQueue[frozenset[str] | None] = SimpleQueue()
-        paths = catalogue.repositories
-        self._events = FileEvents(paths, poll_secs, self._hints.put) if events else None
+        paths = [store.path for store in catalogue.stores if isinstance(store, Directory)]
+        self._events = FileEvents(paths, poll_secs, self._hints.put) if events and paths else None
 
     def start(self) -> None:
         super().start()

@@ -38,7 +38,8 @@ from headrace.engine.lifecycle import EXITING, Lifecycle, Loads
 from headrace.engine.model import Model, ModelVersion, State, parse_version
 from headrace.observability.statistics import MemoryCounts
 from headrace.protocol.status import INTERNAL_TEXT
-from headrace.repository.layout import DUPLICATE, ModelSource, largest_version, looked_at_again
+from headrace.repository.catalogue import DUPLICATE
+from headrace.repository.layout import ModelSource, largest_version, looked_at_again
 from headrace.repository.model_files import Fingerprint, fingerprint
 
 

@@ -11,17 +11,14 @@ Names come from directory listings and are kept in a dictionary; a name from a r
 looked up there and never becomes part of a path. Everything here reads directories, and may block.
 """
 
-import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
-from headrace.core.errors import LoadFailed, RepositoryError
+from headrace.core.errors import LoadFailed
 from headrace.repository.config import ConfigFile
-from headrace.repository.overrides import Upload
+from headrace.repository.store import Lease, Stored
 
 _FILE_SYSTEMS_OWN = "lost+found"  # a directory at the root of a volume
 # Files by which a directory is seen to be a model, besides `model.SUFFIX`.
@@ -43,21 +40,6 @@ _STORES = {
 }
 
 
-class Place(NamedTuple):
-    """The directory of a model, and the repository in which it was found.
-
-    Both are the same for a directory that is a model itself.
-    """
-
-    path: Path
-    repository: Path
-
-    @property
-    def alone(self) -> bool:
-        """True if the model takes the repository's place."""
-        return self.path == self.repository
-
-
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """One model. `versions` ascend; `ignored` are version-like directories with invalid names.
@@ -65,8 +47,9 @@ class ModelSource:
     `flat` means that the files of its only version are in its own directory. `renamed` means that
     the operator has chosen its name (`--model-name`). `file` is set for a model that consists of a
     single file, without a directory. `problem` is the reason why the directory is no valid model.
-    `override` is a configuration that replaces the directory's. `upload` keeps an uploaded
-    directory, and `data_only` means that none of its files may contain code.
+    `override` is a configuration that replaces the directory's. A model that is `stored` has its
+    directory once it is `materialised`, which `lease` keeps. `uploaded` means that a load request
+    has brought its files, and `data_only` that none of them may contain code.
     """
 
     name: str
@@ -78,7 +61,9 @@ class ModelSource:
     file: Path | None = None
     problem: str = ""
     override: ConfigFile | None = None
-    upload: Upload | None = None
+    stored: Stored | None = None
+    lease: Lease | None = field(default=None, compare=False)
+    uploaded: bool = False
     data_only: bool = False
     flat: bool = False
     renamed: bool = False
@@ -88,8 +73,19 @@ class ModelSource:
         """The name that its configuration may contain: its directory's; "" for any."""
         if self.renamed:
             return ""
-        own = self.file is None and self.upload is None
-        return _own_name(self.path) if own else self.name
+        if self.stored is not None:
+            return self.stored.name
+        return own_name(self.path) if self.file is None else self.name
+
+    @property
+    def repository(self) -> str:
+        """The repository that it lies in; "" for files of a request."""
+        return str(self.path.parent) if self.stored is None else self.stored.store.address
+
+    @property
+    def is_absent(self) -> bool:
+        """True if its directory has not been brought from its store."""
+        return self.stored is not None and self.lease is None
 
     def version_path(self, version: int) -> Path:
         """The directory with the files of a version."""
@@ -100,74 +96,9 @@ class ModelSource:
         return self.file or self.version_path(version) / filename
 
 
-def scan(
-    repositories: Sequence[Path], config_name: str = "", namespacing: bool = False, alone: str = ""
-) -> list[ModelSource]:
-    """All models of the repositories, by name; one found in several is marked as duplicate.
-
-    With `namespacing` such models get distinct names instead. `alone` is the name of a directory
-    that is a model itself. Raises `LoadFailed` if a repository cannot be read; an invalid model has
-    a `problem`.
-    """
-    places = model_places(repositories, namespacing, alone)
-    return [
-        replace(read_place(found[-1], config_name, alone), name=name, duplicate=len(found) > 1)
-        for name, found in sorted(places.items())
-    ]
-
-
-def model_places(
-    repositories: Sequence[Path], namespacing: bool = False, alone: str = ""
-) -> dict[str, list[Place]]:
-    """The directories of all models, by name; raises `LoadFailed`.
-
-    With `namespacing`, models whose name occurs in several repositories are named `name@space`,
-    where space is the repository's directory name, with a number if that occurs twice.
-    """
-    found = [place for path in repositories for place in model_directories(path)]
-    return name_models(repositories, found, namespacing, alone)
-
-
-def name_models(
-    repositories: Sequence[Path],
-    found: Iterable[Place],
-    namespacing: bool = False,
-    alone: str = "",
-) -> dict[str, list[Place]]:
-    """The names of the models found in the repositories; see `model_places`."""
-    named: dict[str, list[Place]] = {}
-    for place in found:
-        own = alone if place.alone and alone else _own_name(place.path)
-        named.setdefault(own, []).append(place)
-    if not namespacing:
-        return named
-    spaces = _spaces(repositories)
-    unique: dict[str, list[Place]] = {}
-    for name, places in named.items():
-        for place in places:
-            full = name if len(places) == 1 else f"{name}@{spaces[place.repository]}"
-            unique.setdefault(full, []).append(place)
-    return unique
-
-
-def _own_name(directory: Path) -> str:
+def own_name(directory: Path) -> str:
     """The name of a model's directory, also of one that is given as `.`."""
     return directory.name or Path(os.path.abspath(directory)).name
-
-
-def namespaced(name: str, names: Iterable[str]) -> list[str]:
-    """The given names that stand for this model in any repository."""
-    return sorted(other for other in names if other.startswith(f"{name}@"))
-
-
-def _spaces(repositories: Sequence[Path]) -> Mapping[Path, str]:
-    spaces: dict[Path, str] = {}
-    for repository in repositories:
-        name, number = repository.resolve().name, 1
-        while (unique := name if number == 1 else f"{name}-{number}") in spaces.values():
-            number += 1
-        spaces.setdefault(repository, unique)
-    return spaces
 
 
 def single_file(path: Path, name: str = "") -> ModelSource:
@@ -192,15 +123,29 @@ def nothing_in(repository: Path) -> str:
     )
 
 
-def read_place(place: Place, config_name: str = "", name: str = "") -> ModelSource:
-    """The model in a place, as of now; `name` is that of a directory that is a model itself."""
-    source = read_model_directory(place.path, config_name)
-    if not place.alone or source.problem:
+def alone(source: ModelSource, renamed: bool) -> ModelSource:
+    """The model whose directory takes a repository's place, `renamed` by `--model-name`."""
+    if source.problem:
         return source
-    source = replace(source, renamed=bool(name))
-    if source.versions or not _has_model_file(place.path):
+    source = replace(source, renamed=renamed)
+    if source.versions or not _has_model_file(source.path):
         return source
     return replace(source, versions=(1,), flat=True)
+
+
+def materialised(source: ModelSource) -> ModelSource:
+    """The model with its directory, brought from its store if it is absent.
+
+    May block; raises `LoadFailed`.
+    """
+    if source.stored is None or not source.is_absent:
+        return source
+    lease = source.stored.lease()
+    found = read_model_directory(lease.path, source.stored.config_name)
+    return replace(
+        source, path=found.path, config_path=found.config_path, versions=found.versions,
+        ignored=found.ignored, problem=found.problem, lease=lease,
+    )  # fmt: skip
 
 
 def read_model_directory(path: Path, config_name: str = "") -> ModelSource:
@@ -228,15 +173,17 @@ def read_model_directory(path: Path, config_name: str = "") -> ModelSource:
 
 def looked_at_again(source: ModelSource) -> ModelSource:
     """The model with its current versions, if some of its own are gone."""
-    if source.file is not None or all(
-        source.version_path(version).is_dir() for version in source.versions
+    if (
+        source.file is not None
+        or source.stored is not None
+        or all(source.version_path(version).is_dir() for version in source.versions)
     ):
         return source
     found = read_model_directory(source.path)
     return source if found.problem else replace(source, versions=found.versions)
 
 
-def model_directories(repository: Path) -> Sequence[Place]:
+def model_directories(repository: Path) -> Sequence[Path]:
     """The model directories of a repository, or itself if it is one of a model.
 
     Raises `LoadFailed` for one that cannot be read.
@@ -255,9 +202,7 @@ def model_directories(repository: Path) -> Sequence[Place]:
             _elsewhere(repository)
             or f"model repository {repository} cannot be read: {error.strerror}"
         ) from error
-    if is_model:
-        return [Place(repository, repository)]
-    return [Place(entry, repository) for entry in found]
+    return [repository] if is_model else found
 
 
 def _elsewhere(path: Path) -> str:
@@ -315,119 +260,6 @@ def _has_versions(path: Path) -> bool:
 
 def _has_entries(path: Path) -> bool:
     return next(path.iterdir(), None) is not None
-
-
-log = logging.getLogger(__name__)
-
-NO_SUCH = "no model of this name lies in a model repository"
-DUPLICATE = "model appears in two or more repositories"
-
-
-@dataclass(frozen=True, slots=True)
-class Catalogue:
-    """The models of the configured repositories and model files.
-
-    `config_name` selects configurations. `namespacing` allows models of the same name in several
-    repositories. `name` is the name of the only model file, or of the repository if it is the
-    directory of a model; "" for its own.
-    """
-
-    repositories: tuple[Path, ...] = ()
-    files: tuple[Path, ...] = ()
-    config_name: str = ""
-    namespacing: bool = False
-    name: str = ""
-
-    @classmethod
-    def of(cls, paths: Iterable[str]) -> "Catalogue":
-        """The catalogue of these repositories and model files."""
-        found = [Path(path) for path in paths]
-        files = tuple(path for path in found if path.is_file())
-        return cls(tuple(path for path in found if path not in files), files)
-
-    def sources(self) -> tuple[list[ModelSource], list[str]]:
-        """All models, and warnings about repositories without models.
-
-        Raises `RepositoryError` for a missing repository or file.
-        """
-        sources = scan(self.repositories, self.config_name, self.namespacing, self.name)
-        full = {path for source in sources for path in (source.path, source.path.parent)}
-        warnings = [nothing_in(path) for path in self.repositories if path not in full]
-        if self.name and sources and not any(source.renamed for source in sources):
-            warnings.append(
-                f"--model-name={self.name} has no effect: it is for a directory that is a model"
-                f" itself, and {self.repositories[0]} is a repository, whose models have the names"
-                " of their directories"
-            )
-        return sources + [single_file(path, self.name) for path in self.files], warnings
-
-    def names(self) -> Mapping[str, str]:
-        """All models, with the reason why one cannot be loaded, "" if unknown.
-
-        Models of an unreadable repository are left out, which is logged.
-        """
-        try:
-            places = self._places()
-        except RepositoryError as error:
-            log.warning("%s", error)
-            places = {}
-            for repository in self.repositories:
-                with suppress(RepositoryError):
-                    places |= replace(self, repositories=(repository,))._places()
-        names = {name: "" if len(found) == 1 else DUPLICATE for name, found in places.items()}
-        for name in (self.name or file.stem for file in self.files):
-            names[name] = DUPLICATE if name in names else ""
-        return names
-
-    def read(self, name: str) -> ModelSource | None:
-        """The model of this name; None if there is none.
-
-        Raises `LoadFailed` for an ambiguous name, or if a repository cannot be read.
-        """
-        places = self._places()
-        found = places.get(name, [])
-        files = [file for file in self.files if (self.name or file.stem) == name]
-        if len(found) + len(files) > 1:
-            raise LoadFailed(DUPLICATE)
-        if files:
-            return single_file(files[0], self.name)
-        if found:
-            return replace(self._read(found[0]), name=name)
-        alike = namespaced(name, places)
-        if alike:
-            raise LoadFailed(ambiguous(name, alike))
-        return None
-
-    def _places(self) -> dict[str, list[Place]]:
-        return model_places(self.repositories, self.namespacing, self.name)
-
-    def _read(self, place: Place) -> ModelSource:
-        return read_place(place, self.config_name, self.name)
-
-
-def at_start(sources: Sequence[ModelSource], names: Sequence[str]) -> list[ModelSource]:
-    """The models to load at start, by name, `*` for all; a missing one has a `problem`."""
-    if list(names) == ["*"]:
-        return list(sources)
-    known = {source.name for source in sources}
-    wanted = [source for source in sources if source.name in names]
-    for name in dict.fromkeys(names):
-        if name not in known:
-            alike = namespaced(name, known)
-            wanted.append(
-                ModelSource(
-                    name, Path(), None, (), problem=ambiguous(name, alike) if alike else NO_SUCH
-                )
-            )
-    return wanted
-
-
-def ambiguous(name: str, names: Sequence[str]) -> str:
-    """The message about a name that stands for several models, with these full `names`."""
-    return (
-        f"There are {len(names)} identifiers of model '{name}' in global map, model namespace must"
-        f" be provided to resolve ambiguity: {', '.join(names)}"
-    )
 
 
 def largest_version(source: ModelSource) -> int:

@@ -180,11 +180,13 @@ class Fingerprint:
 
 
 def fingerprint(source: ModelSource) -> Fingerprint:
-    """The current state of a model's files.
+    """The current state of a model's files, or of its store for those that are not here.
 
     Take it before reading the files: if they change after that, the next one differs. Raises
     `LoadFailed` for a place that cannot be examined, which is inconclusive.
     """
+    if source.is_absent:
+        return Fingerprint(source)  # which its token tells
     try:
         if source.file is not None:
             files = {str(path): stamp_of(path) for path in parts(source.file)}

@@ -15,13 +15,13 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from threading import RLock, Thread
-from weakref import finalize
+from weakref import WeakValueDictionary
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
@@ -30,6 +30,7 @@ from headrace.core.tensors import Buffer
 from headrace.core.texts import whole_number
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import ConfigFile, Problem, refuse
+from headrace.repository.store import Lease
 
 _PREFIX = "headrace-models-"
 MOST_FILES = 1_000
@@ -38,46 +39,69 @@ _LONGEST_NAME = 255  # bytes, the limit of file systems
 _LONGEST_PATH = 1_024
 
 
-class Upload:
-    """One model directory, removed when this object is collected, or at once by `remove`."""
-
-    def __init__(self, path: Path, gone: Callable[[], None]) -> None:
-        """`gone` is called after the removal, on any thread."""
-        self.path = path
-        self.remove = finalize(self, _remove, path, gone)
-
-
 class Uploads:
-    """The uploaded directories; thread-safe."""
+    """The files of load requests: a store, whose models are in use or about to be loaded.
+
+    Each upload has a token of its own; it is kept by its lease, which the store hands over with the
+    first `materialise`. Thread-safe.
+    """
+
+    address = ""  # they are in no repository
 
     def __init__(self, max_bytes: int) -> None:
         """At most `max_bytes` of files are kept in total."""
         self._max_bytes = max_bytes
         self._bytes = 0
+        self._count_of = 0
+        self._new: dict[tuple[str, Hashable], Lease] = {}  # that nobody has taken yet
+        self._kept = WeakValueDictionary[tuple[str, Hashable], Lease]()
         self._root: Path | None = None
         self._root_lock = -1
-        self._guard = RLock()  # reentrant: an upload may be collected while this is held
+        self._guard = RLock()  # reentrant: a lease may be collected while this is held
 
-    def write(self, files: Mapping[tuple[str, ...], Buffer]) -> Upload:
-        """Write files, by the parts of their paths as `checked_paths` returns them.
+    def put(self, name: str, files: Mapping[tuple[str, ...], Buffer]) -> Hashable:
+        """Write the files of a model, by the parts of their paths as `checked_paths` returns them.
 
-        Raises `LoadFailed`, with nothing left behind.
+        Returns their token. Raises `LoadFailed`, with nothing left behind.
         """
         nbytes = sum(map(len, files.values()))
         self._count(nbytes)
         try:
-            upload = Upload(self._make_directory(), partial(self._count, -nbytes))
+            path = self._make_directory()
         except OSError as error:
             self._count(-nbytes)
             raise _failed(error) from error
+        lease = Lease(path, partial(_remove, path, partial(self._count, -nbytes)))
         try:
             for parts, content in files.items():
-                path = upload.path.joinpath(*parts)
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _write(path, content)
+                file = path.joinpath(*parts)
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _write(file, content)
         except OSError as error:
             raise _failed(error) from error
-        return upload
+        with self._guard:
+            self._count_of += 1
+            key = name, self._count_of
+            self._new[key] = self._kept[key] = lease
+        return self._count_of
+
+    def names(self) -> Collection[str]:
+        """Implements `Store.names`."""
+        with self._guard:
+            return {name for name, _ in self._kept}
+
+    def token(self, name: str) -> Hashable:
+        """Implements `Store.token`: that of the newest upload."""
+        with self._guard:
+            return next((token for own, token in reversed([*self._kept]) if own == name), 0)
+
+    def materialise(self, name: str, token: Hashable) -> Lease:
+        """Implements `Store.materialise`."""
+        with self._guard:
+            lease = self._new.pop((name, token), None) or self._kept.get((name, token))
+        if lease is None:
+            raise LoadFailed("the files of its load request are no longer kept")
+        return lease
 
     def close(self) -> None:
         """Remove everything, even if in use."""

@@ -87,7 +87,7 @@ class AsyncEngine(AsyncModels):
         try:
             self._tracing = make_tracing(settings.traces)
             engine = self._engine = build_engine(settings, tracing=self._tracing)
-            sources, told = sources_at_start(settings)
+            sources, told = sources_at_start(settings, engine)
             for warning in told:
                 log.warning(warning)
             engine.open(watches(settings, engine, sources))

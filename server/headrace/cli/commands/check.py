@@ -22,7 +22,8 @@ from headrace.placement.backend import Backend, BackendContext, close_backends, 
 from headrace.placement.choice import AutoChoice
 from headrace.placement.local.instances import core_limit
 from headrace.protocol.documents import to_json
-from headrace.repository.layout import Catalogue, ModelSource
+from headrace.repository.catalogue import Catalogue
+from headrace.repository.layout import ModelSource
 from headrace.settings import Settings
 
 log = logging.getLogger(__name__)

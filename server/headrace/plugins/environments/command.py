@@ -54,7 +54,8 @@ def _build(given: Sequence[str], options: "EnvironmentOptions") -> int:
     """Build the environments for models of repositories and files; raises `RepositoryError`."""
     # Imported late: the other actions need neither numpy nor ONNX Runtime.
     from headrace.placement.worker.environment import environment_of
-    from headrace.repository.layout import Catalogue
+    from headrace.repository.catalogue import Catalogue
+    from headrace.repository.layout import materialised
 
     sources, warnings = Catalogue.of(given).sources()
     for warning in warnings:
@@ -63,7 +64,7 @@ def _build(given: Sequence[str], options: "EnvironmentOptions") -> int:
     kept = []  # in use until all are built, whatever the cache's limit
     for source in sources:
         try:
-            for spec in _specs(source, options):
+            for spec in _specs(materialised(source), options):
                 own = environment_of(spec)
                 kept.append(own)
                 text = own.prefix or "needs none"

@@ -183,8 +183,9 @@ def _drift(paths: Sequence[Path], timeout: float, as_json: bool) -> int:
 
 def _models(paths: Sequence[Path]) -> Iterator[tuple[str, "ModelConfig", Path, tuple[int, ...]]]:
     """The name, configuration, directory and versions of all models."""
+    from headrace.repository.catalogue import Catalogue
     from headrace.repository.config import read_config
-    from headrace.repository.layout import scan
+    from headrace.repository.layout import materialised
     from headrace.repository.reading import chosen_versions
 
     for path in paths:
@@ -193,7 +194,7 @@ def _models(paths: Sequence[Path]) -> Iterator[tuple[str, "ModelConfig", Path, t
                 for model in pool.models:
                     yield model.name, pool.config(model.name), path.parent, ()
             continue
-        for source in scan([path]):
+        for source in map(materialised, Catalogue.of([path]).sources()[0]):
             config = read_config(source.config_path, source.name).config
             yield source.name, config, source.path, chosen_versions(config, source.versions)
 

@@ -1,0 +1,204 @@
+"""Models by name, in changing repositories, and in stores."""
+
+import os
+from collections.abc import Collection, Hashable
+from pathlib import Path
+
+import pytest
+
+from headrace.core.errors import LoadFailed
+from headrace.repository.catalogue import (
+    DUPLICATE,
+    NO_SUCH,
+    Catalogue,
+    Directory,
+    at_start,
+    open_store,
+)
+from headrace.repository.layout import materialised
+from headrace.repository.model_files import fingerprint
+from headrace.repository.store import Lease
+from tests.repository.files import directories, write
+from tests.support.stores import catalogue, scan
+
+
+def test_scanning_lists_directories_by_name(tmp_path: Path) -> None:
+    directories(tmp_path, "b/1", "a/2", ".git/1", "empty", "lost+found")
+    os.makedirs(os.fsencode(tmp_path) + b"/n\xff/1")  # a name that is not UTF-8
+    (tmp_path / "README.md").write_text("")
+    assert [(each.name, each.path, each.versions) for each in scan([tmp_path])] == [
+        ("a", tmp_path / "a", (2,)), ("b", tmp_path / "b", (1,)), ("empty", tmp_path / "empty", ()),
+    ]  # fmt: skip
+
+
+def test_a_model_in_several_repositories_is_marked(tmp_path: Path) -> None:
+    one = directories(tmp_path / "one", "a/1", "b/1")
+    two = directories(tmp_path / "two", "b/2", "c/1")
+    three = directories(tmp_path / "three", "b/3")
+    marked = {source.name: source.duplicate for source in scan([one, two, three])}
+    assert marked == {"a": False, "b": True, "c": False}
+
+
+def test_a_missing_repository_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match=r"nowhere cannot be read: No such file"):
+        scan([tmp_path / "nowhere"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LoadFailed, match=r"file is a file; .* or behind --model-file"):
+        scan([tmp_path / "file"])
+
+
+def test_a_model_in_place_of_a_repository_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "net" / "model.onnx")
+    known = catalogue([tmp_path / "net"], name="digits")
+    assert (known.names(), known.read("net")) == ({"digits": ""}, None)
+    found = known.read("digits")
+    assert found is not None
+    assert found.model_path(1, "model.onnx") == tmp_path / "net" / "model.onnx"
+    other = models(tmp_path / "more", "net")
+    names = catalogue([tmp_path / "net", other], namespacing=True).names()
+    assert sorted(names) == ["net@more", "net@net"]
+    file = catalogue([], [tmp_path / "net" / "model.onnx"], name="digits")
+    assert file.names() == {"digits": ""}
+    one, [] = file.sources()
+    assert [source.name for source in one] == ["digits"]
+
+
+def test_an_empty_repository_is_reported(tmp_path: Path) -> None:
+    sources, [warning] = catalogue([tmp_path]).sources()
+    assert sources == []
+    assert warning.startswith(f"no models in {tmp_path}: expected a file such as")
+    assert warning.endswith("found nothing")
+
+
+def models(root: Path, *names: str) -> Path:
+    return directories(root, *[f"{name}/1" for name in names])
+
+
+def test_current_models_of_the_repositories(tmp_path: Path) -> None:
+    one, two = models(tmp_path / "one", "a", "b"), models(tmp_path / "two", "b")
+    file = tmp_path / "c.onnx"
+    file.write_bytes(b"")
+    known = catalogue([one, two], [file])
+    assert known.names() == {"a": "", "b": DUPLICATE, "c": ""}
+    models(two, "d")
+    assert known.names()["d"] == ""
+    a, c = known.read("a"), known.read("c")
+    assert a is not None
+    assert (a.path, a.versions) == (one / "a", (1,))
+    assert c is not None
+    assert c.file == file
+    with pytest.raises(LoadFailed, match="in two or more repositories"):
+        known.read("b")
+
+
+def test_only_names_of_directories_are_found(tmp_path: Path) -> None:
+    known = catalogue([models(tmp_path / "one", "a")])
+    for name in ("nobody", "", ".", "..", "../one/a", "a/1", "/", "a\0", "A"):
+        assert known.read(name) is None
+
+
+def test_a_repository_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known = catalogue([tmp_path / "gone", models(tmp_path / "one", "a")])
+    assert known.names() == {"a": ""}
+    assert "gone cannot be read" in caplog.text
+    with pytest.raises(LoadFailed, match="gone cannot be read"):
+        known.read("a")
+
+
+def test_a_name_of_several_repositories_with_namespaces(tmp_path: Path) -> None:
+    one, two = models(tmp_path / "x/one", "a", "b"), models(tmp_path / "y/one", "a")
+    known = catalogue([one, two], namespacing=True)
+    assert list(known.names()) == ["a@one", "a@one-2", "b"]
+    found = known.read("a@one-2")
+    assert found is not None
+    assert (found.name, found.path, found.written_name) == ("a@one-2", two / "a", "a")
+    with pytest.raises(LoadFailed, match="There are 2 identifiers of model 'a'"):
+        known.read("a")
+
+
+def test_models_loaded_at_start(tmp_path: Path) -> None:
+    sources = scan([models(tmp_path, "a", "b")])
+    assert at_start(sources, ["*"]) == sources
+    assert at_start(sources, []) == []
+    found = at_start(sources, ["b", "nobody", "nobody"])
+    assert [(s.name, s.problem) for s in found] == [("b", ""), ("nobody", NO_SUCH)]
+
+
+# --- stores
+
+
+class Shelf:
+    """A store of models whose directories are made when they are loaded."""
+
+    address = "shelf:one"
+
+    def __init__(self, root: Path, tokens: dict[str, str]) -> None:
+        self._root = root
+        self.tokens = tokens
+        self.made = list[tuple[str, Hashable]]()
+
+    def names(self) -> Collection[str]:
+        return self.tokens
+
+    def token(self, name: str) -> Hashable:
+        return self.tokens[name]
+
+    def materialise(self, name: str, token: Hashable) -> Lease:
+        self.made.append((name, token))
+        if token == "broken":
+            raise ZeroDivisionError("a bug")
+        write(self._root / f"{name}-{token}" / "1" / "model.py")
+        return Lease(self._root / f"{name}-{token}")
+
+
+def test_models_of_a_store_are_brought_when_they_are_loaded(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "cache", {"a": "x", "b": "y"})
+    known = Catalogue((shelf, Directory(models(tmp_path / "here", "b", "c"))))
+    assert known.names() == {"a": "", "b": DUPLICATE, "c": ""}
+    sources, [] = known.sources()
+    assert [(each.name, each.is_absent) for each in sources] == [
+        ("a", True), ("b", False), ("c", False),
+    ]  # fmt: skip
+    assert shelf.made == []
+    found = known.read("a")
+    assert found is not None
+    assert (found.repository, found.written_name, found.versions) == ("shelf:one", "a", ())
+    here = materialised(found)
+    assert (here.path, here.versions, here.is_absent) == (tmp_path / "cache/a-x", (1,), False)
+    assert materialised(here) is here
+    assert shelf.made == [("a", "x")]
+
+
+def test_the_state_of_an_absent_model_is_its_token(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, {"a": "x"})
+    known = Catalogue((shelf,))
+    [before], [] = known.sources()
+    [same], [] = known.sources()
+    assert fingerprint(before) == fingerprint(same)
+    shelf.tokens["a"] = "z"
+    [after], [] = known.sources()
+    assert fingerprint(before) != fingerprint(after)
+
+
+def test_a_bug_in_a_store_is_an_error_of_its_models(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = Shelf(tmp_path, {"a": "broken"})
+    [source], [] = Catalogue((shelf,)).sources()
+    with pytest.raises(LoadFailed, match="shelf:one: its store failed: ZeroDivisionError"):
+        materialised(source)
+    assert "ZeroDivisionError: a bug" in caplog.text
+    del shelf.tokens["a"]
+    assert Catalogue((shelf,)).sources() == ([], ["no models in shelf:one"])
+
+
+def test_names_of_stores_with_namespaces(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, {"a": "x"})
+    known = Catalogue((Directory(models(tmp_path / "here", "a")), shelf), namespacing=True)
+    assert list(known.names()) == ["a@here", "a@shelf:one"]
+
+
+def test_an_address_without_a_store_is_a_directory(tmp_path: Path) -> None:
+    assert open_store(str(tmp_path)) == Directory(tmp_path)
+    with pytest.raises(LoadFailed, match=r"^s3://bucket is in an object store"):
+        open_store("s3://bucket").names()
