@@ -21,7 +21,11 @@ def pytest_collection() -> Iterator[None]:
 
 
 # Long files of a process: begun last, they would leave the other cores idle.
-LONG = ("tests/protocol/http2/test_fuzz.py", "tests/soak/", "tests/models/test_example_models.py")
+LONG = (
+    "tests/protocol/http2/test_connection_fuzz.py",
+    "tests/soak/",
+    "tests/models/test_example_models.py",
+)
 
 
 @pytest.hookimpl(trylast=True)

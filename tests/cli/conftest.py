@@ -33,14 +33,14 @@ Headrace = Callable[..., Ended]
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith(ENV_PREFIX):
             monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True)
-def _log_of_the_command() -> Iterator[None]:
+def log_of_the_command() -> Iterator[None]:
     """A command run in this process configures its log: later tests must not write to it."""
     yield
     root = logging.getLogger()

@@ -19,7 +19,7 @@ from headrace.ipc.elements import join
 from headrace.observability.statistics import MOST_ORDINALS, Duration, ResponseCounters, Responses
 from headrace.scheduling.batch import Deferral, Part
 from tests.scheduling.fakes import Bench, FakeCall, request, signature, submitted
-from tests.scheduling.test_open_requests import FakeExecution, ManyCall, part
+from tests.scheduling.test_batcher_open_requests import FakeExecution, ManyCall, part
 
 
 class QueuedPart:

@@ -1,6 +1,6 @@
 """HTTP/2 attacks over a socket: the attacker is disconnected, others are not affected.
 
-The complete list is in `tests/protocol/http2/test_limits.py`.
+The complete list is in `tests/protocol/http2/test_connection_limits.py`.
 """
 
 import asyncio

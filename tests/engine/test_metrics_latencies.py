@@ -15,7 +15,7 @@ from headrace.observability.statistics import (
     VersionStatistics,
     Window,
 )
-from tests.engine.metrics.fakes import a_version
+from tests.engine.fakes import a_version
 
 LABELS = {"model": "m", "version": "1"}
 MINUTE = 60 * 10**9

@@ -32,7 +32,7 @@ from headrace.observability.statistics import (
     WorkerCounters,
     WorkerSeries,
 )
-from tests.engine.metrics.fakes import FakeEngine, FakeVersion, collector
+from tests.engine.fakes import FakeEngine, FakeVersion, collector
 
 COUNTERS = {
     "nv_inference_request_success", "nv_inference_request_failure", "nv_inference_count",

@@ -96,7 +96,7 @@ def test_more_files_than_the_server_itself_may_open() -> None:
         WorkerOptions.of({"max_open_files": str(most + 1)})
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "python-models.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "python-models.md").read_text()
 
 
 @pytest.fixture(autouse=True)
