@@ -25,7 +25,7 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.plugins.openapi.document import document
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from tests.doors.http.test_app_changing_routes import ask
+from tests.doors.http.asgi import ask
 from tests.engine.worlds import LOAD_OPTIONS
 
 ECHO = Operation(

@@ -19,22 +19,12 @@ import pytest
 from headrace import __version__
 from headrace.cli import main
 from headrace.cli.serve import BY_VALUE, WITHOUT_EFFECT, example_repository, translate
-from headrace.options import ENV_PREFIX
 from headrace.settings import OPTIONS, SECTIONS, from_environment
-from tests.support.command import run, write_bad_repository, write_model
+from tests.support.command import FREE_PORTS, run, write_bad_repository, write_model
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask
 from tests.support.remote import free_port
 from tests.support.server_process import EXAMPLES, ServerProcess
-
-_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
-
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith(ENV_PREFIX):
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +272,7 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 ])  # fmt: skip
 def test_failed_starts(good: Path, tmp_path: Path, words: str, says: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        serve = " ".join(("serve --model-repository", str(good), *_PORTS))
+        serve = " ".join(("serve --model-repository", str(good), *FREE_PORTS))
         names = {"good": good, "tmp": tmp_path, "serve": serve, "free": free_port()}
         names["taken"] = listener.getsockname()[1]
         ended = run(*words.format(**names).split())
@@ -294,7 +284,8 @@ def test_failed_starts(good: Path, tmp_path: Path, words: str, says: str) -> Non
 @pytest.mark.slow
 def test_on_a_terminal_nothing_is_printed_twice(good: Path) -> None:
     ours, theirs = pty.openpty()
-    words = [sys.executable, "-m", "headrace", "serve", "--model-repository", str(good), *_PORTS]
+    words = [sys.executable, "-m", "headrace", "serve"]
+    words += ["--model-repository", str(good), *FREE_PORTS]
     with subprocess.Popen(words, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         output = b""
@@ -314,7 +305,7 @@ def test_on_a_terminal_nothing_is_printed_twice(good: Path) -> None:
 
 
 def test_exit_on_error(bad: Path) -> None:
-    ended = run("serve", "--model-repository", str(bad), *_PORTS)
+    ended = run("serve", "--model-repository", str(bad), *FREE_PORTS)
     assert ended.returncode == 1
     assert "misconfigured, no_model version 1 cannot be loaded; --exit-on-error" in ended.stderr
     assert "misconfigured/config.pbtxt:2" in ended.stderr

@@ -17,16 +17,16 @@ import pytest
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.workers import triton_api
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
-from tests.contract.test_generate import events
-from tests.contract.test_grpc_stream import Stream
 from tests.models.python_models import write_python_model
 from tests.models.streaming_models import FLOOD, FLOOD_CONFIG, TELLER, TELLER_CONFIG
-from tests.support.client import Input, Parameter, strings
-from tests.support.grpc_client import GrpcClient, infer_message, parameter
-from tests.support.http_socket import RawAnswer, ask, request
+from tests.support.client import Input, strings
+from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.grpc_stream import Stream
+from tests.support.http_socket import RawAnswer, ask, events, request
 from tests.support.remote import write_remote
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
+from tests.support.teller import tell, told
 
 pytestmark = pytest.mark.skipif(
     not hasattr(triton_api, "InferenceResponseSender"), reason="there are no response senders yet"
@@ -102,26 +102,6 @@ def idle(streaming: ServerProcess) -> Iterator[Scraper]:
     with Scraper(streaming.metrics) as scraper:
         yield scraper
         scraper.until_idle()
-
-
-def tell(text: str, count: int, id: str = "", **parameters: Parameter) -> pb.ModelInferRequest:
-    """A request to `teller`."""
-    inputs = [
-        Input("TEXT", strings([text.encode()], [1, 1])),
-        Input("COUNT", np.array([[count]], np.int32)),
-    ]
-    return infer_message("teller", inputs, id=id, parameters=parameters)
-
-
-def told(message: pb.ModelStreamInferResponse) -> tuple[str, str, bool | None]:
-    """Id, text or error of a message, and whether it is the final one."""
-    response = message.infer_response
-    final = response.parameters.get("triton_final_response")
-    text = message.error_message
-    if response.outputs:
-        assert [output.name for output in response.outputs] == ["OUT", "INDEX"]
-        text = response.raw_output_contents[0][4:].decode()
-    return response.id, text, None if final is None else bool(parameter(final))
 
 
 def generate(server: ServerProcess, verb: str, document: object) -> RawAnswer:

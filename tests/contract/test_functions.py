@@ -17,7 +17,7 @@ from headrace.placement.worker.python_backend import PythonBackend
 from tests.contract.conftest import EACH_PROXY
 from tests.contract.proxied import behind
 from tests.models.python_models import write_python_model
-from tests.placement.worker.test_python_backend import spec
+from tests.placement.worker.specs import spec
 from tests.support.client import Client, Input, strings
 from tests.support.grpc_client import GrpcClient, infer_message, read_answer
 from tests.support.server_process import ServerProcess

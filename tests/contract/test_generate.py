@@ -6,7 +6,6 @@ Decoupled models are in `test_decoupled.py`.
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -14,12 +13,11 @@ from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.models.onnx_graphs import write_model
 from tests.models.python_models import tensors, write_python_model
-from tests.support.http_socket import HttpSocket, RawAnswer, ask
+from tests.support.http_socket import EVENTS, HttpSocket, RawAnswer, ask, events
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server, examples
 
 VERBS = ["generate", "generate_stream"]
-_EVENTS = "text/event-stream; charset=utf-8"
 
 
 def generate(
@@ -28,15 +26,6 @@ def generate(
     """Send a request; a document of bytes is sent unchanged."""
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     return ask(server.http, "POST", f"/v2/models/{model}/{verb}", body, **headers)
-
-
-def events(answer: RawAnswer) -> list[dict[str, Any]]:
-    assert answer.headers["content-type"] == _EVENTS
-    assert answer.headers["transfer-encoding"] == "chunked"
-    pieces = answer.body.decode().split("\n\n")
-    assert pieces.pop() == ""
-    assert all(piece.startswith("data: {") for piece in pieces)
-    return [json.loads(piece.removeprefix("data: ")) for piece in pieces]
 
 
 def error_of(answer: RawAnswer) -> str:
@@ -106,7 +95,7 @@ def test_exact_texts_of_answers(server: ServerProcess) -> None:
         b'{"OUTPUT0":6.5,"id":"seven","model_name":"row_sum","model_version":"1"}'
     )
     stream = generate(server, "row_sum", {"INPUT0": [1, 2, 3.5]}, "generate_stream")
-    assert (stream.status, stream.headers["content-type"]) == (200, _EVENTS)
+    assert (stream.status, stream.headers["content-type"]) == (200, EVENTS)
     assert stream.body == (b'data: {"OUTPUT0":6.5,"model_name":"row_sum","model_version":"1"}\n\n')
     words = generate(server, "identity_BYTES", {"INPUT0": ["gr\u00fc\u00df\n", "", '"\\']})
     assert words.document["OUTPUT0"] == ["gr\u00fc\u00df\n", "", '"\\']

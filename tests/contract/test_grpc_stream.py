@@ -1,8 +1,7 @@
 """ModelStreamInfer: many requests for any models on one stream."""
 
 from collections.abc import Iterator
-from queue import SimpleQueue
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import numpy as np
@@ -12,47 +11,11 @@ from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import Rounds
 from tests.support.client import Input, Parameter
 from tests.support.grpc_client import GrpcClient, infer_message, parameter, procedure, read_answer
+from tests.support.grpc_stream import Stream
 from tests.support.held import Gates
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess
 from tests.support.transports import over_both_transports
-
-
-class Stream:
-    """A stream whose requests a test sends one by one."""
-
-    def __init__(self, client: GrpcClient, *metadata: tuple[str, str]) -> None:
-        self._requests: SimpleQueue[pb.ModelInferRequest | None] = SimpleQueue()
-        self.call = client.stream(self._sent(), metadata)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._requests.put(None)
-        self.call.cancel()
-
-    def send(self, *messages: pb.ModelInferRequest) -> None:
-        for message in messages:
-            self._requests.put(message)
-
-    def half_close(self) -> None:
-        self._requests.put(None)
-
-    def receive(self) -> pb.ModelStreamInferResponse:
-        response: pb.ModelStreamInferResponse = next(self.call)
-        return response
-
-    def rest(self) -> list[pb.ModelStreamInferResponse]:
-        """The remaining messages; the stream must end without an error."""
-        responses: list[pb.ModelStreamInferResponse] = list(self.call)
-        assert self.call.code() is grpc.StatusCode.OK
-        return responses
-
-    def _sent(self) -> Iterator[pb.ModelInferRequest]:
-        while (message := self._requests.get()) is not None:
-            yield message
-
 
 BOTH = over_both_transports("busy_server")
 

@@ -9,12 +9,12 @@ import pytest
 from headrace.core.errors import ExecutionFailed
 from tests.contract.conftest import EACH_PROXY
 from tests.contract.proxied import behind
-from tests.contract.test_grpc_stream import Stream
-from tests.contract.test_pb_utils import ask, stream_of, values
 from tests.models.python_models import write_python_model
 from tests.models.triton_models import CONFIG, DECOUPLED, MANY, ODD, ODD_COROUTINE, ORDINARY
 from tests.support.client import Input, strings
+from tests.support.commanded import ask, stream_of, values
 from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.grpc_stream import Stream
 from tests.support.scrape import until
 from tests.support.server_process import ServerProcess
 

@@ -10,19 +10,18 @@ import pytest
 from headrace.core.errors import NotFound, Unavailable, Unsupported
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
-from tests.contract.test_decoupled import tell, told
-from tests.contract.test_generate import events
-from tests.contract.test_grpc_stream import Stream
 from tests.models.onnx_graphs import write_model
 from tests.models.python_models import write_python_model
 from tests.models.streaming_models import TELLER, TELLER_CONFIG
 from tests.models.warmup_models import sample
 from tests.support.client import Client, Input, strings
 from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.grpc_stream import Stream
 from tests.support.http_client import HttpClient
-from tests.support.http_socket import ask
+from tests.support.http_socket import ask, events
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server
+from tests.support.teller import tell, told
 
 CONFIG = "max_batch_size: 4"
 COPIES = 24  # of models that no other test has requested

@@ -11,15 +11,15 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from tests.contract.test_grpc_stream import Stream
-from tests.contract.test_trace import grpc_settings, http_settings
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.support.client import Input
 from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.grpc_stream import Stream
 from tests.support.http_socket import ask
 from tests.support.otlp_receiver import OtlpReceiver, Span
 from tests.support.server_process import ServerProcess, clean_server
+from tests.support.traces import grpc_settings, http_settings
 
 # It calls `identity`, on request as part of its trace, and returns its trace context.
 OUTER = """

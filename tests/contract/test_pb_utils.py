@@ -1,10 +1,9 @@
 """Triton's Python API beyond a single answer per request."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from headrace.core.errors import ExecutionFailed, NotFound, Unsupported
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import EACH_PROXY
 from tests.contract.proxied import behind
-from tests.contract.test_grpc_stream import Stream
 from tests.models.onnx_graphs import add_sub, write_model
 from tests.models.python_models import IDENTITY, STRICT, tensors, write_python_model
 from tests.models.triton_models import (
@@ -26,8 +24,10 @@ from tests.models.triton_models import (
     MANY_COROUTINE,
     ORDINARY,
 )
-from tests.support.client import Client, Input, Parameter, strings
+from tests.support.client import Client, Input, strings
+from tests.support.commanded import ask, stream_of, values
 from tests.support.grpc_client import GrpcClient, infer_message, read_answer
+from tests.support.grpc_stream import Stream
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
 
@@ -69,12 +69,6 @@ def server(
 def background() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
-
-
-def ask(client: Client, model: str, do: str, **more: object) -> Any:
-    command = json.dumps({"do": do, **more}).encode()
-    answer = client.infer(model, {"COMMAND": strings([command], [1, 1])})
-    return json.loads(answer["TOLD"][0, 0])
 
 
 # --- response senders of an ordinary model
@@ -129,32 +123,6 @@ def test_a_model_sees_a_cancellation(
 
 
 # --- decoupled models
-
-
-def stream_of(
-    client: GrpcClient, model: str, *commands: Mapping[str, object], **parameters: Parameter
-) -> list[Any]:
-    """Messages for some commands on one stream."""
-    with Stream(client) as stream:
-        for index, command in enumerate(commands):
-            array = strings([json.dumps(command).encode()], [1, 1])
-            inputs = [Input("COMMAND", array)]
-            stream.send(infer_message(model, inputs, id=str(index), parameters=parameters))
-        stream.half_close()
-        return stream.rest()
-
-
-def values(messages: list[Any], id: str = "0") -> list[object]:
-    """Values of the responses to one request, errors as text."""
-    found: list[object] = []
-    for message in messages:
-        if message.infer_response.id == id:
-            if message.error_message:
-                found.append(message.error_message)
-                continue
-            answer = read_answer(message.infer_response)
-            found.append(json.loads(answer["TOLD"][0, 0]))
-    return found
 
 
 @pytest.mark.parametrize("model", ["many", "many_coroutine"])

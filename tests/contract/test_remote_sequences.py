@@ -10,9 +10,9 @@ import pytest
 
 from headrace.core.errors import InvalidRequest, ServerError
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
-from tests.contract.test_grpc_stream import Stream
 from tests.support.client import Client, Input, Parameter
 from tests.support.grpc_client import GrpcClient, infer_message, read_answer
+from tests.support.grpc_stream import Stream
 from tests.support.remote import write_remote
 from tests.support.scrape import Scraper, until
 from tests.support.sequence_server import HELD, REFUSED, SequenceServer

@@ -10,16 +10,15 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, ServerError, Unsupported
-from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
-from tests.contract.test_grpc_stream import Stream
 from tests.models.onnx_graphs import add_sub, identity, write_model
-from tests.support.client import Input, error_by_http
+from tests.support.client import Input
 from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.grpc_stream import Stream
 from tests.support.http_socket import HttpSocket, ask
 from tests.support.http_socket import request as request_bytes
 from tests.support.server_process import ServerProcess
-from tests.support.traces import Traced, read_traces
+from tests.support.traces import Traced, grpc_settings, http_settings, read_traces
 
 DEFAULTS: dict[str, Any] = {
     "trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0",
@@ -27,28 +26,6 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 Settings = Callable[..., dict[str, Any]]
 EVERY = ("--trace-config", "level=TIMESTAMPS", "--trace-config", "rate=1")
-
-
-def http_settings(server: ServerProcess, model: str = "", **changes: Any) -> dict[str, Any]:
-    path = f"/v2/models/{model}/trace/setting" if model else "/v2/trace/setting"
-    body = json.dumps(changes).encode() if changes else b""
-    answer = ask(server.http, "POST" if changes else "GET", path, body)
-    if answer.status != 200:
-        raise error_by_http(answer.status, answer.error)
-    return answer.document
-
-
-def grpc_settings(server: ServerProcess, model: str = "", **changes: Any) -> dict[str, Any]:
-    request = pb.TraceSettingRequest(model_name=model)
-    for name, value in changes.items():
-        values = [] if value is None else value if isinstance(value, list) else [value]
-        request.settings[name].value.extend(values)
-    with GrpcClient(server.grpc) as client:
-        response = client.call("TraceSetting", request, pb.TraceSettingResponse)
-    return {
-        name: list(setting.value) if name == "trace_level" else ",".join(setting.value)
-        for name, setting in response.settings.items()
-    }
 
 
 SETTINGS = {"http": http_settings, "grpc": grpc_settings}

@@ -15,13 +15,12 @@ from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb import traffic_pb2 as pb_traffic
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
-from tests.contract.test_generate import events
 from tests.models.onnx_graphs import lookup, write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.models.streaming_models import TELLER, TELLER_CONFIG
 from tests.support.client import Client, Input, strings
 from tests.support.grpc_client import GrpcClient, infer_message, read_answer
-from tests.support.http_socket import ask
+from tests.support.http_socket import ask, events
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.traffic_client import GrpcTraffic, HttpTraffic, TrafficClient

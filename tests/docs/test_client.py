@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import headrace
-from tests.docs.test_readme import BLOCK, ROOT
+from tests.docs.pages import BLOCK, ROOT
 from tests.support.server_process import examples
 
 PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")

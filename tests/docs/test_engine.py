@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_readme import ROOT, blocks
+from tests.docs.pages import ROOT, blocks
 
 PROGRAMS = blocks((ROOT / "docs" / "engine.md").read_text(encoding="utf-8"), "python")
 

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.docs.test_readme import ROOT, blocks
+from tests.docs.pages import ROOT, blocks
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess
 

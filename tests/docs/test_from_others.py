@@ -6,7 +6,7 @@ from pathlib import Path
 import headrace
 from headrace.core.tensors import Array
 from headrace.settings import OPTIONS
-from tests.docs.test_readme import ROOT, blocks
+from tests.docs.pages import ROOT, blocks
 
 PAGE = (ROOT / "docs" / "from-others.md").read_text(encoding="utf-8")
 

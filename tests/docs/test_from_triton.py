@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from tests.docs.test_readme import ROOT, blocks
+from tests.docs.pages import ROOT, blocks
 from tests.support.http_socket import ask
 from tests.support.server_process import ServerProcess, examples
 

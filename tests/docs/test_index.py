@@ -2,7 +2,7 @@
 
 import re
 
-from tests.docs.test_readme import ROOT
+from tests.docs.pages import ROOT
 
 DOCS = ROOT / "docs"
 

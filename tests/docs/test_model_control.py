@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.docs.test_readme import ROOT, blocks
+from tests.docs.pages import ROOT, blocks
 from tests.support.server_process import EXAMPLES, ServerProcess
 
 PAGE = (ROOT / "docs" / "model-control.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 from headrace.api.operations import Route
 from headrace.engine.documents import EXTENSIONS
 from headrace.protocol.pb import POOL
-from tests.contract.test_openapi import ROUTES
+from tests.contract.routes import ROUTES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.contract.test_grpc_stream import Stream
-from tests.docs.test_readme import ROOT, blocks
+from tests.docs.pages import ROOT, blocks
 from tests.models.python_models import tensors
 from tests.support.client import Input
 from tests.support.grpc_client import GrpcClient, infer_message, read_answer
+from tests.support.grpc_stream import Stream
 from tests.support.server_process import ServerProcess
 
 PAGE = (ROOT / "docs" / "python-models.md").read_text(encoding="utf-8")

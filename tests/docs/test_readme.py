@@ -8,16 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from headrace.cli import main
 from headrace.cli.serve import BY_VALUE, WITHOUT_EFFECT
 from headrace.settings import OPTIONS
+from tests.docs.pages import BLOCK, ROOT, blocks
 from tests.support.server_process import ServerProcess, examples
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page
     for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.md", "model_repository/**/*.md")
@@ -27,12 +26,7 @@ COMMANDS = (
     "serve", "infer", "models list", "models load", "models unload", "models config",
     "models stats", "models check", "models manifest", "environments prune", "top",
 )  # fmt: skip
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")

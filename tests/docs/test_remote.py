@@ -6,7 +6,7 @@ from headrace.placement.upstream.options import remote_parameters
 from headrace.placement.upstream.triton_options import TRITON_PARAMETERS
 from headrace.placement.upstream.upstream import RULES, Health
 from headrace.repository.fail_over import PARAMETERS as FAIL_OVER
-from tests.docs.test_readme import ROOT
+from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "remote.md").read_text(encoding="utf-8")
 

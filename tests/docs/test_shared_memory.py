@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_readme import ROOT, blocks
+from tests.docs.pages import ROOT, blocks
 from tests.support.server_process import ServerProcess, onnx_examples
 
 PAGE = (ROOT / "docs" / "shared-memory.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES
 from headrace.workers import triton_api
-from tests.docs.test_readme import ROOT, blocks
+from tests.docs.pages import ROOT, blocks
 from tests.support.server_process import ServerProcess
 
 PAGE = (ROOT / "docs" / "streaming.md").read_text(encoding="utf-8")

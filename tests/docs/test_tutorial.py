@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_readme import BLOCK, ROOT
+from tests.docs.pages import BLOCK, ROOT
 from tests.support.server_process import ServerProcess
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")

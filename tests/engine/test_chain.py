@@ -16,10 +16,10 @@ from headrace.core.tensors import Tensor
 from headrace.engine.chain import count_responses, divide, joined
 from headrace.engine.workbench import Workbench
 from headrace.ipc.elements import join
-from headrace.observability.statistics import MOST_ORDINALS, Duration, ResponseCounters, Responses
-from headrace.scheduling.batch import Deferral, Part
-from tests.scheduling.fakes import Bench, FakeCall, request, signature, submitted
-from tests.scheduling.test_batcher_open_requests import FakeExecution, ManyCall, part
+from headrace.observability.statistics import MOST_ORDINALS, ResponseCounters
+from headrace.scheduling.batch import Deferral
+from tests.engine.counted import Counted
+from tests.scheduling.fakes import Bench, FakeCall, ManyCall, part, request, signature, submitted
 
 
 class QueuedPart:
@@ -219,39 +219,6 @@ def test_many_parts_are_joined() -> None:
 
 
 LATER = Deferral.LATER
-
-
-class Counted:
-    """A scheduler with counted responses, and one request that waits 5 ns in its queue."""
-
-    def __init__(self, bench: Bench | None = None) -> None:
-        self.bench = bench or Bench(shape=replace(signature(), decoupled=True))
-        self.responses = Responses()
-        self.submit = count_responses(
-            self.responses, self.bench.batcher.submit, now=self.bench.clock.now
-        )
-        self.call = ManyCall()
-
-    def open(self) -> Call:
-        """End the batch and leave its request open."""
-        instance = self.bench.instances[0]
-        submitted(self.submit, request("a", 1), self.call, 1)
-        self.bench.clock.settle()
-        self.call.execution = FakeExecution()
-        self.bench.clock.advance(5)
-        self.call.began = 5
-        instance.report(parts=[LATER])
-        return self.call
-
-    def answer(self, after: int, answer: Part | None, final: bool = False) -> None:
-        """Answer the open request, `ns` after the last answer."""
-        self.bench.clock.advance(after)
-        self.bench.batcher.answer(self.call, answer, final)
-
-    def told(self, ordinal: int, name: str) -> tuple[int, int]:
-        """Value of a counter."""
-        found: Duration = getattr(self.responses.ordinals[ordinal], name)
-        return found.count, found.ns
 
 
 def zero(counters: ResponseCounters) -> set[str]:

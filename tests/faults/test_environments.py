@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.test_start import free_ports, start
 from tests.models.environments import parameter, write_telling_model, write_wheelhouse
+from tests.support.command import FREE_PORTS, run
 from tests.support.server_process import ServerProcess
 from tests.support.watching import until
 
@@ -81,8 +81,8 @@ def test_a_build_ends_with_the_server_and_is_repeated(
 
 @pytest.mark.slow
 def test_a_build_that_takes_too_long(folder: Path) -> None:
-    given = [*options(folder), "--environment-build-timeout-secs=1", *free_ports()]
-    done = start("--model-repository", str(folder / "repository"), *given)
+    given = [*options(folder), "--environment-build-timeout-secs=1", *FREE_PORTS]
+    done = run("serve", "--model-repository", str(folder / "repository"), *given)
     assert done.returncode == 1
     assert "its environment could not be built: venv was ended after 1 s" in done.stderr
     assert list((folder / "cache").iterdir()) == []

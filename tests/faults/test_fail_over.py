@@ -14,8 +14,8 @@ import grpc.aio
 import pytest
 
 from headrace.protocol.pb import grpc_service_pb2 as pb
+from tests.faults.load import IN_FLIGHT, LOST, load
 from tests.faults.requests import busy_message
-from tests.faults.test_remote import IN_FLIGHT, LOST, load
 from tests.support.busy_model import write_busy_model
 from tests.support.http_socket import ask
 from tests.support.raw_clients import call, procedure

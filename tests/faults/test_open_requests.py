@@ -10,11 +10,11 @@ import psutil
 import pytest
 
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from tests.contract.test_grpc_stream import Stream
 from tests.models.python_models import in_config, write_python_model
 from tests.models.triton_models import CONFIG, COROUTINE, DECOUPLED, MANY, ORDINARY
 from tests.support.client import Input, strings
 from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.grpc_stream import Stream
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess, clean_server
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from tests.contract.test_grpc_stream import Stream
 from tests.models.python_models import write_python_model
 from tests.models.streaming_models import FLOOD, FLOOD_CONFIG
 from tests.support.client import Input, strings
 from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.grpc_stream import Stream
 from tests.support.remote import write_remote
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess

@@ -1,7 +1,5 @@
 """Start with an invalid model, address or repository."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 from tests.faults.requests import infer
 from tests.models import onnx_graphs
 from tests.support.busy_model import write_busy_model
+from tests.support.command import FREE_PORTS, run
 from tests.support.http_client import HttpClient
 from tests.support.raw_clients import call, code_of, get, open_channel
 from tests.support.scrape import until
@@ -29,20 +28,9 @@ def half_bad(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a server that is expected to end by itself."""
-    command = [sys.executable, "-m", "headrace", "serve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def free_ports() -> tuple[str, ...]:
-    """Options that bind every door to a free port."""
-    return ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
-
-
 @pytest.mark.slow
 def test_a_failed_model_ends_the_start(half_bad: Path) -> None:
-    done = start("--model-repository", str(half_bad), *free_ports())
+    done = run("serve", "--model-repository", str(half_bad), *FREE_PORTS)
     assert done.returncode == 1
     assert "broken" in done.stderr
     assert "--exit-on-error=false" in done.stderr
@@ -132,7 +120,7 @@ async def test_a_directory_that_is_a_model(
 def test_a_directory_that_is_a_model_of_no_backend_here(tmp_path: Path) -> None:
     (tmp_path / "net" / "variables").mkdir(parents=True)
     (tmp_path / "net" / "saved_model.pb").write_bytes(b"")
-    done = start("--model-repository", str(tmp_path / "net"), *free_ports())
+    done = run("serve", "--model-repository", str(tmp_path / "net"), *FREE_PORTS)
     assert done.returncode == 1
     assert "failed to load net: " in done.stderr
     assert "found saved_model.pb, variables" in done.stderr
@@ -140,7 +128,7 @@ def test_a_directory_that_is_a_model_of_no_backend_here(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_missing_repository(tmp_path: Path) -> None:
-    done = start("--model-repository", str(tmp_path / "nowhere"), *free_ports())
+    done = run("serve", "--model-repository", str(tmp_path / "nowhere"), *FREE_PORTS)
     assert done.returncode == 1
     assert "nowhere" in done.stderr
     assert "Traceback" not in done.stderr, done.stderr
@@ -152,8 +140,8 @@ def test_a_port_in_use(tmp_path: Path, door: str) -> None:
     write_busy_model(tmp_path)
     with ServerProcess(tmp_path) as server:
         port = getattr(server, door).rpartition(":")[2]
-        options = [option for option in free_ports() if not option.startswith(f"--{door}")]
-        done = start("--model-repository", str(tmp_path), f"--{door}-port={port}", *options)
+        options = [option for option in FREE_PORTS if not option.startswith(f"--{door}")]
+        done = run("serve", "--model-repository", str(tmp_path), f"--{door}-port={port}", *options)
     assert done.returncode == 1
     assert f"127.0.0.1:{port}" in done.stderr
     assert "Traceback" not in done.stderr, done.stderr

@@ -18,7 +18,7 @@ from headrace.placement.worker.python_backend import PythonBackend
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import reading
 from headrace.scheduling.batch import Batch, Outcome
-from tests.placement.worker.test_python_backend import spec
+from tests.placement.worker.specs import spec
 
 X = TensorSpec("X", Datatype.FP32, (2,))
 SIGNATURE = Signature("m", 4, (X,), (TensorSpec("Y", Datatype.FP32, (2,)),))

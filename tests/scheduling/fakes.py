@@ -14,7 +14,7 @@ from headrace.core.errors import ServerError
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics
-from headrace.scheduling.batch import Answer, Batch, Instance, Outcome
+from headrace.scheduling.batch import Answer, Batch, Instance, Outcome, Part
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 
@@ -239,6 +239,40 @@ def submitted(submit: Submit, asked: Call, call: C, rows: int = 0) -> C:
     call.nbytes, call.rows = asked.nbytes, rows
     submit(call)
     return call
+
+
+class ManyCall(FakeCall):
+    """A call that takes any number of responses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finals: list[bool] = []
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        self.responses.append(response)
+        self.finals.append(final)
+
+
+class FakeExecution:
+    """An execution that records what it is told."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[Call] = []
+        self.held: list[bool] = []
+
+    def cancel(self, call: Call) -> None:
+        self.cancelled.append(call)
+
+    def call_off(self, call: Call) -> bool:
+        return False
+
+    def hold(self, call: Call, held: bool) -> None:
+        self.held.append(held)
+
+
+def part(value: int, rows: int = 1) -> Part:
+    """One value."""
+    return Part({"y": np.full((rows, 1), value, np.int64)}, {})
 
 
 class Bench:

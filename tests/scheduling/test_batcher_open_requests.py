@@ -2,46 +2,12 @@
 
 import numpy as np
 
-from headrace.core.call import Call, InferResponse
+from headrace.core.call import InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest
 from headrace.scheduling.batch import Deferral, Part
-from tests.scheduling.fakes import Bench, FakeCall
+from tests.scheduling.fakes import Bench, FakeExecution, ManyCall, part
 
 LATER, AGAIN = Deferral.LATER, Deferral.AGAIN
-
-
-class ManyCall(FakeCall):
-    """A call that takes any number of responses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.finals: list[bool] = []
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        self.responses.append(response)
-        self.finals.append(final)
-
-
-class FakeExecution:
-    """An execution that records what it is told."""
-
-    def __init__(self) -> None:
-        self.cancelled: list[Call] = []
-        self.held: list[bool] = []
-
-    def cancel(self, call: Call) -> None:
-        self.cancelled.append(call)
-
-    def call_off(self, call: Call) -> bool:
-        return False
-
-    def hold(self, call: Call, held: bool) -> None:
-        self.held.append(held)
-
-
-def part(value: int, rows: int = 1) -> Part:
-    """One value."""
-    return Part({"y": np.full((rows, 1), value, np.int64)}, {})
 
 
 def opened(bench: Bench) -> tuple[ManyCall, FakeExecution]:

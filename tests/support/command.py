@@ -9,6 +9,9 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
+# Options of a server that bind every door to a free port.
+FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+
 
 def write_model(path: Path) -> None:
     """OUTPUT0 = INPUT0."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from http.client import HTTPMessage, parse_headers
 from typing import Any, Self
 
+EVENTS = "text/event-stream; charset=utf-8"  # the content type of server-sent events
+
 
 @dataclass(frozen=True)
 class RawAnswer:
@@ -107,3 +109,13 @@ def ask(address: str, method: str, path: str, body: bytes = b"", **headers: str)
     """One request on a connection of its own."""
     with HttpSocket(address) as connection:
         return connection.ask(method, path, body, **headers)
+
+
+def events(answer: RawAnswer) -> list[dict[str, Any]]:
+    """The server-sent events of a response in chunks."""
+    assert answer.headers["content-type"] == EVENTS
+    assert answer.headers["transfer-encoding"] == "chunked"
+    pieces = answer.body.decode().split("\n\n")
+    assert pieces.pop() == ""
+    assert all(piece.startswith("data: {") for piece in pieces)
+    return [json.loads(piece.removeprefix("data: ")) for piece in pieces]

@@ -1,9 +1,15 @@
-"""Trace files, read by the rules of Triton's own summary of such files."""
+"""Trace settings over both protocols; trace files, read by the rules of Triton's own summary."""
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from tests.support.client import error_by_http
+from tests.support.grpc_client import GrpcClient
+from tests.support.http_socket import ask
+from tests.support.server_process import ServerProcess
 
 # The two times of each span; those of a door are both present or both absent.
 _SPANS = {
@@ -66,3 +72,25 @@ def read_traces(path: Path) -> list[Traced]:
         else:
             trace.head = entry
     return [traces[number] for number in sorted(traces)]
+
+
+def http_settings(server: ServerProcess, model: str = "", **changes: Any) -> dict[str, Any]:
+    path = f"/v2/models/{model}/trace/setting" if model else "/v2/trace/setting"
+    body = json.dumps(changes).encode() if changes else b""
+    answer = ask(server.http, "POST" if changes else "GET", path, body)
+    if answer.status != 200:
+        raise error_by_http(answer.status, answer.error)
+    return answer.document
+
+
+def grpc_settings(server: ServerProcess, model: str = "", **changes: Any) -> dict[str, Any]:
+    request = pb.TraceSettingRequest(model_name=model)
+    for name, value in changes.items():
+        values = [] if value is None else value if isinstance(value, list) else [value]
+        request.settings[name].value.extend(values)
+    with GrpcClient(server.grpc) as client:
+        response = client.call("TraceSetting", request, pb.TraceSettingResponse)
+    return {
+        name: list(setting.value) if name == "trace_level" else ",".join(setting.value)
+        for name, setting in response.settings.items()
+    }

@@ -13,7 +13,7 @@ from headrace.doors.http.infer import CountedApp
 from headrace.doors.http.protocol import GONE
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
-from tests.doors.http.test_app_changing_routes import application, ask
+from tests.doors.http.asgi import application, ask
 from tests.engine.worlds import LOAD_OPTIONS
 
 

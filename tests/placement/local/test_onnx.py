@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import mmap
 import os
 import subprocess
 import sys
@@ -321,28 +320,25 @@ _SHARING = """
 import sys
 from pathlib import Path
 import numpy as np
+from headrace.core.model_spec import LoadSpec
 from headrace.placement.local.onnx import OnnxBackend
-from tests.placement.local.test_onnx import resident, spec_of
 from tests.models import onnx_graphs
 
-first, second = [
-    OnnxBackend().load(
-        spec_of(Path(folder), onnx_graphs.identity(), parameters=dict([own] if own else []))
-    )
-    for folder, own in zip(sys.argv[1:], [(), ("session.use_env_allocators", sys.argv[3])])
-]
-for model in (first, second):
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+models = []
+for folder, own in zip(sys.argv[1:], [{}, {"session.use_env_allocators": sys.argv[3]}]):
+    root = onnx_graphs.write_model(Path(folder), "m", onnx_graphs.identity())
+    models.append(OnnxBackend().load(LoadSpec("m", root / "1" / "model.onnx", root, own)))
+first, second = models
+for model in models:
     model.infer({"INPUT0": np.ones((1, 2), np.float32)}, ["OUTPUT0"])
 first.infer({"INPUT0": np.ones((16 << 20, 2), np.float32)}, ["OUTPUT0"])
 before = resident()
 second.rest()
 print(before - resident())
 """
-
-
-def resident() -> int:
-    """Bytes of memory in use by this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -14,8 +14,8 @@ from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.pool import UpstreamInstance
 from headrace.placement.upstream.requests import Forwarding
 from headrace.protocol.status import Failure, Fate
-from tests.engine.test_chain import Counted
-from tests.placement.upstream.test_attempt_streams import Loop, Server
+from tests.engine.counted import Counted
+from tests.placement.upstream.fakes import Loop, Server
 from tests.scheduling.fakes import Bench, request, signature, submitted
 
 

@@ -1,23 +1,21 @@
 """A worker from start to end, on a thread as during a load."""
 
-import json
 import logging
 import os
 import resource
 from pathlib import Path
-from textwrap import dedent
 
 import psutil
 import pytest
 
 from headrace.core.daemon_thread import NoResources
 from headrace.core.errors import InvalidConfig, InvalidOption, LoadFailed
-from headrace.core.model_spec import LoadSpec
 from headrace.ipc.frames import Kind
 from headrace.placement.worker.loaded_worker import LoadedWorker, ask_worker
 from headrace.placement.worker.python_backend import PythonBackend
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import reading
+from tests.placement.worker.specs import spec
 
 GOOD = """
     class TritonPythonModel:
@@ -33,19 +31,6 @@ GOOD = """
 
         def execute(self, requests): ...
 """
-
-
-def spec(
-    root: Path, source: str, config: dict[str, object] | None = None, **given: str
-) -> LoadSpec:
-    """Specification of a model on disk."""
-    folder = root / "m" / "1"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.py").write_text(dedent(source))
-    return LoadSpec(
-        "m", folder / "model.py", root / "m", given, version=1, instance="m_0",
-        as_json=lambda: json.dumps(config or {}), auto_complete=True,
-    )  # fmt: skip
 
 
 def alive(worker: LoadedWorker) -> bool:
