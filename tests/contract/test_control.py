@@ -2,10 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import monotonic
 
 import httpx
 import numpy as np
@@ -21,7 +20,7 @@ from tests.models.onnx_graphs import write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.support.client import Client
 from tests.support.grpc_client import GrpcClient
-from tests.support.scrape import Scraper
+from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess, clean_server
 
 CONFIG = "max_batch_size: 4"
@@ -119,7 +118,7 @@ def test_a_load_that_meets_an_unload(
     path = tmp_path / "go"
     write_python_model(world.root / "one", name, WAITS.format(str(path)), FLOATS)
     loading = pool.submit(world.client.load, name)
-    wait_until(lambda: world.index(name) == [("1", "LOADING", "")])
+    until(lambda: world.index(name) == [("1", "LOADING", "")], "the begin of the load")
     world.client.unload(name)
     path.touch()
     text = f"failed to load '{name}', no version is available"
@@ -402,13 +401,13 @@ def test_files_are_removed_with_their_version(tmp_path: Path) -> None:
         (root,) = folder.glob("headrace-*")
         assert root.stat().st_mode & 0o777 == 0o700
         client.load("first")
-        wait_until(lambda: not kept())
+        until(lambda: not kept(), "the removal of files")
         client.load("first", config="{}", files=onnx)
         client.unload("first")
-        wait_until(lambda: not kept())
+        until(lambda: not kept(), "the removal of files")
         with pytest.raises(InvalidRequest, match="is at UNAVAILABLE state"):
             client.load("broken", config="{}", files={"1/model.onnx": b"x"})
-        wait_until(lambda: not kept())
+        until(lambda: not kept(), "the removal of files")
         client.load("code", config=PYTHON_CONFIG, files={"1/model.py": PYTHON.encode()})
         assert world.ask("code") == 42
         assert kept() == 1
@@ -432,7 +431,7 @@ def test_a_model_that_hangs_in_its_load(tmp_path: Path) -> None:
             match="version 1 is at UNAVAILABLE state: loading has taken longer than 1 s",
         ):
             client.load("hangs")
-        wait_until(lambda: not psutil.Process(server.pid).children())
+        until(lambda: not psutil.Process(server.pid).children(), "the end of the worker")
         client.load("first")
         assert World(tmp_path, server, client, "http").ask("first") == 1
         assert server.stop() == 0
@@ -524,10 +523,3 @@ class TritonPythonModel:
         output = pb_utils.Tensor("OUTPUT0", np.ones((1, 1), np.float32))
         return [pb_utils.InferenceResponse([output]) for _ in requests]
 """
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for a change that the server makes by itself."""
-    deadline = monotonic() + 30
-    while not condition():
-        assert monotonic() < deadline

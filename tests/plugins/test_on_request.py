@@ -39,16 +39,21 @@ class World(worlds.World):
 
     def __init__(self, root: Path, options: ResidencyOptions, *names: str) -> None:
         self.ahead = 0.0
+        self.looks = 0  # at the clock
         super().__init__(
             root,
             LoadOptions(cores=1, meter=GrowthMeter(lambda: 0)),
-            residency=replace(options, clock=lambda: time() + self.ahead),
+            residency=replace(options, clock=self.clock),
             control=ControlOptions(
                 ControlMode.EXPLICIT, catalogue([root]), LoadOverrides.FILES, max_new_models=2
             ),
         )
         for text, name in enumerate(names):
             self.write(name, str(text))
+
+    def clock(self) -> float:
+        self.looks += 1
+        return time() + self.ahead
 
     def send(self, name: str, version: str = "") -> FutureCall:
         call = FutureCall(question(name))
@@ -257,14 +262,16 @@ async def test_a_model_unloaded_while_it_waits_for_room_is_not_loaded(tmp_path: 
     options = replace(ROOM_FOR_ONE, minimum_secs=50)
     async with serving(World(tmp_path, options, "a", "b")) as world:
         await world.ask("a")
+        tasks = len(asyncio.all_tasks())
         answer = world.ask("b")
-        await asyncio.sleep(0.05)
+        looks = world.looks
+        await until(lambda: world.looks > looks)  # for how long there is no room
         await world.engine.unload("b")
         with pytest.raises(Unavailable, match="'b' could not be loaded: it was unloaded"):
             await answer
         world.ahead = 51
         await world.engine.unload("a")
-        await asyncio.sleep(0.3)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks)
         assert world.in_memory == set()
         assert world.backend.begun == ["0"]
 

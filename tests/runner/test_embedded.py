@@ -113,19 +113,22 @@ def test_wrong_arguments(repository: Path) -> None:
 
 
 def test_calls_under_way_are_answered_before_the_end(tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-
-    path = str(begun)
+    begun, ends = tmp_path / "begun", tmp_path / "ends"
+    paths = str(begun), str(ends)
 
     def slow(x: Float32[N]) -> Float32[N]:
-        Path(path).touch()
-        time.sleep(0.5)
+        Path(paths[0]).touch()
+        while not Path(paths[1]).exists():
+            time.sleep(0.002)
         return x
 
-    with ThreadPoolExecutor(1) as pool, Engine({"slow": slow}) as engine:
+    with ThreadPoolExecutor(2) as pool, Engine({"slow": slow}) as engine:
         asked = pool.submit(engine.infer, "slow", {"x": ONE[0]})
         until(lambda: begun.exists() or asked.done(), "a call under way")
-        engine.close()
+        closing = pool.submit(engine.close)
+        until(lambda: not engine.ready(), "the begin of the end")
+        ends.touch()
+        closing.result()
         assert asked.result().array.tolist() == [1]
         with pytest.raises(RuntimeError, match="closed"):
             engine.infer("slow", {"x": ONE[0]})

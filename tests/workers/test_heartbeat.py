@@ -4,11 +4,11 @@ import os
 import select
 import subprocess
 import sys
-from time import monotonic, sleep
 
 import pytest
 
 from headrace.workers.heartbeat import BEAT_SECS, Heartbeat, beat
+from tests.support.scrape import until
 
 
 @pytest.mark.slow
@@ -16,10 +16,7 @@ def test_the_other_end_counts() -> None:
     heartbeat = Heartbeat()
     assert heartbeat.count == 0
     beat(heartbeat.descriptor)
-    deadline = monotonic() + 60 * BEAT_SECS
-    while heartbeat.count < 3:
-        assert monotonic() < deadline
-        sleep(BEAT_SECS / 10)
+    until(lambda: heartbeat.count >= 3, "three beats", 60 * BEAT_SECS)
 
 
 def test_a_worker_ends_with_its_server() -> None:
