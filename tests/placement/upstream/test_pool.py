@@ -54,8 +54,7 @@ def guarded() -> Iterator[tuple[Guarded, str]]:
     handler = Guarded()
     with ThreadPoolExecutor(2) as threads:
         server = grpc.server(threads, [handler])
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.add_insecure_port(f"127.0.0.2:{port}")
+        port = server.add_insecure_port("0.0.0.0:0")  # as 127.0.0.1 and 127.0.0.2
         server.start()
         yield handler, f"grpc://127.0.0.1:{port}"
         server.stop(None).wait()
