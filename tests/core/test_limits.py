@@ -1,8 +1,8 @@
-"""Patience with a peer's progress, and detection of silence."""
+"""Patience with a peer's progress, detection of silence, and the pace of looking."""
 
 import pytest
 
-from headrace.core.limits import PRESSED_SECS, SLOWEST, Patience, Pulse
+from headrace.core.limits import PRESSED_SECS, SLOWEST, ExecutionLimits, Patience, Pulse, pace_for
 
 
 def looks(patience: Patience, *moved: int, pressed: bool = False) -> list[bool]:
@@ -53,3 +53,19 @@ def test_silence_adds_up_until_the_next_sign(signs: list[object], silent: list[f
 def test_a_pause_of_the_server_itself_is_not_held_against_a_worker() -> None:
     pulse = Pulse()
     assert [pulse.look((7, 5), elapsed) for elapsed in (1.0, 600.0)] == [0.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("limit", "pace"), [(0.0, 0.05), (0.01, 0.05), (0.5, 0.25), (2.0, 1.0), (60.0, 1.0)]
+)
+def test_the_pace_of_looking_fits_a_limit(limit: float, pace: float) -> None:
+    assert pace_for(limit) == pace
+
+
+@pytest.mark.parametrize(
+    ("limits", "pace"), [((0, 0), 1.0), ((0.5, 0), 0.25), ((0, 0.2), 0.1), ((0.5, 0.2), 0.1)]
+)
+def test_the_pace_of_looking_fits_the_shortest_limit(
+    limits: tuple[float, float], pace: float
+) -> None:
+    assert ExecutionLimits(*limits).pace == pace

@@ -1,11 +1,15 @@
-"""Error texts, and integers as text."""
+"""Error texts, and values of parameters as text."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.errors import InvalidOption
 from headrace.core.tensors import brackets
-from headrace.core.texts import MAX_ERROR, bounded, shown, whole_number
+from headrace.core.texts import MAX_ERROR, bounded, flag, seconds, shown, whole, whole_number
 
 LONG = st.builds(
     lambda text, times: text * times,
@@ -59,3 +63,31 @@ def test_digits_alone_and_within_bounds(text: str, number: int | None) -> None:
 def test_any_text_is_a_number_or_none(text: str) -> None:
     found = whole_number(text, 0, 9)
     assert found is None or found == int(text)
+
+
+def test_values_of_parameters() -> None:
+    texts = {"on": "true", "off": "false", "count": "7", "wait": "1.5"}
+    assert [flag(texts, name) for name in ("on", "off", "none")] == [True, False, False]
+    assert [whole(texts, "count"), whole(texts, "none"), whole(texts, "none", 3)] == [7, 0, 3]
+    assert [seconds(texts, "wait", 2), seconds(texts, "none", 2)] == [1.5, 2]
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "expected"),
+    [
+        (flag, "True", "true or false"), (flag, "", "true or false"),
+        (whole, "-1", "a whole number, 0 for no limit"), (whole, "1" + 15 * "0", "a whole number"),
+        (partial(whole, least=1, most=8, expected="1 to 8"), "9", "1 to 8"),
+        (partial(seconds, default=1), "soon", "a number of seconds, 0 for no limit"),
+        (partial(seconds, default=1), "nan", "a number"), (partial(seconds, default=1), "-1", "a"),
+        (partial(seconds, default=1, most=60, expected="a minute"), "61", "a minute"),
+    ],
+)  # fmt: skip
+def test_invalid_values_of_parameters(
+    parse: Callable[[Mapping[str, str], str], object], text: str, expected: str
+) -> None:
+    with pytest.raises(InvalidOption) as raised:
+        parse({"one": text}, "one")
+    assert raised.value.path == "parameters['one']"
+    assert raised.value.text.startswith(f"expected {expected}")
+    assert raised.value.text.endswith(f", got {text!r}")

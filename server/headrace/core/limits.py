@@ -12,11 +12,12 @@ from sys import maxsize
 from time import time
 from typing import Protocol
 
-from headrace.core.errors import InvalidOption
+from headrace.core.texts import seconds
 
 LOOK_SECS = 1.0  # interval between two looks
 ABANDONED_SECS = 5.0  # an abandoned execution may go on where ending it costs nothing
 _LONGEST_SECS = 2.0  # the longest interval that a look may stand for
+_LEAST_PACE_SECS = 0.05
 SLOWEST = 1024  # bytes per second; slower messages and readers are given up
 
 
@@ -105,9 +106,6 @@ class ModelLoad:
         """Raise `Overloaded` if no further request of a client is admitted."""
 
 
-_MOST_SECS = 1e6
-
-
 @dataclass(frozen=True, slots=True)
 class ExecutionLimits:
     """Seconds without progress until an execution is acted on; 0 switches a limit off.
@@ -127,20 +125,16 @@ class ExecutionLimits:
             seconds(parameters, "stall_secs", self.stall_secs),
         )
 
+    @property
+    def pace(self) -> float:
+        """Seconds from one look at executions to the next, to notice these limits in time."""
+        limits = filter(None, (self.execution_secs, self.stall_secs))
+        return min(map(pace_for, limits), default=LOOK_SECS)
 
-def seconds(parameters: Mapping[str, str], name: str, default: float) -> float:
-    """A number of seconds among a configuration's parameters; raises `InvalidOption`."""
-    text = parameters.get(name)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < _MOST_SECS:
-        expected = "a number of seconds, 0 for no limit"
-        raise InvalidOption(f"parameters['{name}']", f"expected {expected}, got {text!r}")
-    return value
+
+def pace_for(limit: float) -> float:
+    """Seconds from one look to the next, to notice in time that `limit` seconds have passed."""
+    return min(LOOK_SECS, max(limit / 2, _LEAST_PACE_SECS))
 
 
 class Pulse:

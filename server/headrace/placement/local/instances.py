@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from headrace.core.call import Call
 from headrace.core.errors import ExecutionTimeout, ModelNotReady, Unavailable
-from headrace.core.limits import ABANDONED_SECS, LOOK_SECS, ExecutionLimits, Pulse
+from headrace.core.limits import ABANDONED_SECS, ExecutionLimits, Pulse, pace_for
 from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, TensorArray
@@ -75,7 +75,6 @@ def _quota_v1(directory: Path) -> float:
 
 
 _REST_SECS = 10.0  # without a batch after which cached memory is released
-_LEAST_PACE_SECS = 0.05
 DEFAULT_ROWS = "--default-max-batch-size, since its configuration sets no max_batch_size"
 Done = Callable[[Instance, Batch, Outcome], None]
 # Limits of BYTES elements, and of their bytes, that become objects on the event loop: each takes
@@ -253,10 +252,7 @@ class LocalInstance:
         self._limits = limits or ExecutionLimits()
         self._changed = changed
         self._ended = Counter() if ended is None else ended
-        self._pace = min(
-            LOOK_SECS, rest_secs,
-            *(s / 2 for s in (self._limits.execution_secs, self._limits.stall_secs) if s),
-        )  # fmt: skip
+        self._pace = min(rest_secs, self._limits.pace)
         self._grace = ABANDONED_SECS
         self._batch: Batch | None = None  # the thread's current batch
         self._number = 0  # the batch's number
@@ -311,7 +307,7 @@ class LocalInstance:
     def leave(self, grace: float) -> None:
         """Terminate runs that are still abandoned after `grace` seconds."""
         self._grace = min(self._grace, grace)
-        self._pace = min(self._pace, max(self._grace / 2, _LEAST_PACE_SECS))
+        self._pace = min(self._pace, pace_for(self._grace))
         if self._looking is not None:
             self._looking.cancel()
             self._look()

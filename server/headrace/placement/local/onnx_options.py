@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +20,7 @@ import onnxruntime as ort
 
 from headrace.core.errors import InvalidOption
 from headrace.core.model_spec import LoadSpec
-from headrace.core.texts import whole_number
+from headrace.core.texts import invalid, unexpected, whole, whole_number
 
 log = logging.getLogger(__name__)
 
@@ -267,10 +268,10 @@ def session_options(spec: LoadSpec) -> ort.SessionOptions:
         )
     options.graph_optimization_level = level
     parameters = spec.parameters
-    threads = _read(parameters, "intra_op_thread_count", _count, 0)
+    threads = _threads(parameters, "intra_op_thread_count")
     options.intra_op_num_threads = threads or spec.threads
     # Only used in parallel mode; its default would be the host's number of cores.
-    threads = _read(parameters, "inter_op_thread_count", _count, 0)
+    threads = _threads(parameters, "inter_op_thread_count")
     options.inter_op_num_threads = threads or spec.threads
     if _read(parameters, "execution_mode", _mode, 0):
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
@@ -284,7 +285,7 @@ def session_options(spec: LoadSpec) -> ort.SessionOptions:
             try:
                 options.add_session_config_entry(key, value)
             except RuntimeError as error:
-                raise InvalidOption(f"parameters['{key}']", str(error)) from None
+                raise invalid(key, str(error)) from None
     return options
 
 
@@ -304,9 +305,8 @@ def run_options(spec: LoadSpec) -> ort.RunOptions:
     for device in own:
         if device not in has:
             known = " and ".join(sorted(has)) or "none, as enable_mem_arena is 0"
-            raise InvalidOption(
-                f"parameters['{_SHRINKAGE}']",
-                f"the model has no memory arena on {device}; its arenas: {known}",
+            raise invalid(
+                _SHRINKAGE, f"the model has no memory arena on {device}; its arenas: {known}"
             )
     if own:
         options.add_run_config_entry(_SHRINKAGE, ";".join(own))
@@ -332,14 +332,10 @@ def _read(parameters: Mapping[str, str], name: str, parse: Callable[[str], T], d
     try:
         return parse(parameters[name])
     except ValueError as error:
-        text = f"expected {error}, got {parameters[name]!r}"
-        raise InvalidOption(f"parameters['{name}']", text) from None
+        raise unexpected(parameters, name, str(error)) from None
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 4:
-        raise ValueError("a number of threads, at most 9999")
-    return int(text)
+_threads = partial(whole, most=9999, expected="a number of threads, at most 9999")
 
 
 def _mode(text: str) -> int:

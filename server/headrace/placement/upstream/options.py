@@ -12,8 +12,8 @@ from urllib.parse import quote, urlsplit
 
 from headrace.connections.endpoint import Endpoint
 from headrace.core import plugins
-from headrace.core.errors import InvalidOption, LoadFailed
-from headrace.core.texts import whole_number
+from headrace.core.errors import LoadFailed
+from headrace.core.texts import flag, invalid, seconds, unexpected, whole, whole_number
 from headrace.protocol.compression import ENCODINGS
 
 V2 = "v2"
@@ -63,34 +63,30 @@ def _protocol(parameters: Mapping[str, str]) -> UpstreamProtocol:
     known = protocols()
     name = parameters.get("protocol") or V2
     if name not in known:
-        raise _wrong("protocol", f"expected {', '.join(known)}, got {name!r}")
+        raise unexpected(parameters, "protocol", ", ".join(known))
     for parameter in remote_parameters() - _PARAMETERS:
         its = [one.name for one in known.values() if parameter in one.parameters]
         if parameters.get(parameter) and name not in its:
-            raise _wrong(parameter, f"is for parameters['protocol'] {' or '.join(its)}")
+            raise invalid(parameter, f"is for parameters['protocol'] {' or '.join(its)}")
     if parameters.get("remote_load") == "true" and name != V2:
-        raise _wrong("remote_load", f"is for servers of {V2}: {name} has nothing like it")
+        raise invalid("remote_load", f"is for servers of {V2}: {name} has nothing like it")
     known[name].check(parameters)
     return known[name]
-
-
-def _wrong(name: str, text: str) -> InvalidOption:
-    return InvalidOption(f"parameters['{name}']", text)
 
 
 def _check_sharing(urls: Sequence["Url"], protocol: str) -> None:
     """Check that models with these endpoints can share memory; raises `InvalidOption`."""
     if protocol != V2:
-        raise _wrong("shared_memory", f"is of the protocol {V2}, not {protocol}")
+        raise invalid("shared_memory", f"is of the protocol {V2}, not {protocol}")
     for url in urls:
         if not url.scheme.startswith("grpc"):
-            raise _wrong("shared_memory", f"is for servers that are asked over gRPC, not {url}")
+            raise invalid("shared_memory", f"is for servers that are asked over gRPC, not {url}")
 
 
 def _check_local(url: "Url", address: str) -> None:
     """Check that an endpoint's address is local; raises `InvalidOption`."""
     if not ip_address(address.partition("%")[0]).is_loopback:
-        raise _wrong(
+        raise invalid(
             "shared_memory",
             f"{url} has the address {address}: expected one of this machine for itself, such as"
             " 127.0.0.1",
@@ -165,7 +161,7 @@ def _host(parameters: Mapping[str, str], name: str) -> str:
     except ValueError:
         good = False
     if not good or (host and not _HOST.fullmatch(named.hostname or "")):
-        raise _wrong(name, f"expected the name of a host, got {host!r}")
+        raise unexpected(parameters, name, "the name of a host")
     return host
 
 
@@ -173,32 +169,11 @@ def _one_of(parameters: Mapping[str, str], name: str, values: Sequence[str]) -> 
     """A parameter with fixed values; the first is the default, returned as ""."""
     value = parameters.get(name) or values[0]
     if value not in values:
-        raise _wrong(name, f"expected {', '.join(values[:-1])} or {values[-1]}, got {value!r}")
+        raise unexpected(parameters, name, f"{', '.join(values[:-1])} or {values[-1]}")
     return "" if value == values[0] else value
 
 
-def _whole(
-    parameters: Mapping[str, str], name: str, most: int, default: int = 0,
-    expected: str = "a whole number from 1 on",
-) -> int:  # fmt: skip
-    text = parameters.get(name)
-    number = default if text is None else whole_number(text, 1, most)
-    if number is None:
-        raise _wrong(name, f"expected {expected}, got {text!r}")
-    return number
-
-
-def _seconds(parameters: Mapping[str, str], name: str, default: float) -> float:
-    text = parameters.get(name)
-    if text is None:
-        return default
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= 86_400:
-        raise _wrong(name, f"expected seconds, at most a day, got {text!r}")
-    return seconds
+_seconds = partial(seconds, most=86_400, expected="seconds, at most a day")
 
 
 def _positive_seconds(parameters: Mapping[str, str], name: str, default: float) -> float:
@@ -210,17 +185,10 @@ def _header_names(parameters: Mapping[str, str], name: str) -> tuple[str, ...]:
     headers = tuple(dict.fromkeys(header.strip() for header in given if header.strip()))
     for header in headers:
         if not _HEADER_NAME.fullmatch(header):
-            raise _wrong(name, f"{header!r} is not the name of a header")
+            raise invalid(name, f"{header!r} is not the name of a header")
         if header in _OF_CONNECTIONS or header.startswith("grpc-") or header.endswith("-bin"):
-            raise _wrong(name, f"'{header}' is about a connection or a body, and stays here")
+            raise invalid(name, f"'{header}' is about a connection or a body, and stays here")
     return headers
-
-
-def _flag(parameters: Mapping[str, str], name: str) -> bool:
-    text = parameters.get(name, "false").lower()
-    if text not in ("true", "false"):
-        raise _wrong(name, f"expected true or false, got {text!r}")
-    return text == "true"
 
 
 def _parameter(name: str, parse: Callable[..., Any], *details: Any) -> Any:
@@ -254,19 +222,19 @@ class RemoteOptions:
     read_credentials: Callable[[], Credentials] | None = field(compare=False)
     protocol: UpstreamProtocol
     own: Mapping[str, str]
-    max_in_flight: int = _parameter("max_in_flight", _whole, MOST_IN_FLIGHT, 0, _CALLS)
+    max_in_flight: int = _parameter("max_in_flight", whole, 0, 1, MOST_IN_FLIGHT, _CALLS)
     timeout: float = _parameter("timeout_secs", _seconds, 60.0)
     wait: float = _parameter("wait_secs", _seconds, 2.0)
     health_interval: float = _parameter("health_interval_secs", _positive_seconds, 1.0)
     health_timeout: float = _parameter("health_timeout_secs", _positive_seconds, 2.0)
     forward_headers: Sequence[str] = _parameter("forward_headers", _header_names)
-    forward_priority: bool = _parameter("forward_priority", _flag)
+    forward_priority: bool = _parameter("forward_priority", flag)
     host: str = _parameter("host", _host)
     tensors: str = _parameter("http_tensors", _one_of, ("auto", "binary", "json"))
     compression: str = _parameter("compression", _one_of, ("none", *ENCODINGS))
-    shared_memory: bool = _parameter("shared_memory", _flag)
+    shared_memory: bool = _parameter("shared_memory", flag)
     largest_response: int = _parameter(
-        "max_response_bytes", _whole, _LARGEST_MESSAGE, LARGEST_RESPONSE,
+        "max_response_bytes", whole, LARGEST_RESPONSE, 1, _LARGEST_MESSAGE,
         "a number of bytes from 1 on",
     )  # fmt: skip
 
@@ -282,13 +250,13 @@ class RemoteOptions:
         protocol = _protocol(parameters)
         named = parameters.get("remote_version", "")
         if named and version:
-            raise _wrong(
+            raise invalid(
                 "remote_version",
                 "cannot be combined with version directories, each of which stands for the remote"
                 " version of its number",
             )
         if named:
-            _whole(parameters, "remote_version", _LARGEST_VERSION)
+            whole(parameters, "remote_version", 0, 1, _LARGEST_VERSION, "a whole number from 1 on")
         urls = tuple(_urls(parameters.get("endpoints", ""), protocol))
         parsed = {}
         for one in fields(cls):
@@ -375,7 +343,7 @@ def _urls(text: str, protocol: UpstreamProtocol) -> Iterator[Url]:
     ports = protocol.ports
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        raise _wrong(
+        raise invalid(
             "endpoints",
             "name at least one server, such as grpc://gpu-1:8001, or give remote_backend for a"
             " Triton that this server starts",
@@ -385,18 +353,18 @@ def _urls(text: str, protocol: UpstreamProtocol) -> Iterator[Url]:
             split = urlsplit(part)
             host, port = split.hostname, split.port
         except ValueError as error:
-            raise _wrong("endpoints", f"{part!r} is not a URL: {error}") from None
+            raise invalid("endpoints", f"{part!r} is not a URL: {error}") from None
         path = split.path.rstrip("/")
         if split.scheme not in ports and split.scheme in ("grpc", "grpcs"):
-            raise _wrong(
+            raise invalid(
                 "endpoints", f"servers of {protocol.name} are asked over http or https only"
             )
         if split.scheme not in ports or not host or (path and split.scheme not in _OVER_HTTP):
-            raise _wrong("endpoints", f"expected {_FORMS}, got {part!r}")
+            raise invalid("endpoints", f"expected {_FORMS}, got {part!r}")
         if split.username is not None or split.query or split.fragment:
-            raise _wrong("endpoints", f"expected {_FORMS}; credentials belong into files")
+            raise invalid("endpoints", f"expected {_FORMS}; credentials belong into files")
         if not _HOST.fullmatch(host):
-            raise _wrong("endpoints", f"{part!r} has a host that is none")
+            raise invalid("endpoints", f"{part!r} has a host that is none")
         path = quote(path, safe="/%~:@!$&'()*+,;=")
         yield Url(split.scheme, host, port or ports[split.scheme], path)
 
@@ -404,14 +372,14 @@ def _urls(text: str, protocol: UpstreamProtocol) -> Iterator[Url]:
 def _credentials(parameters: Mapping[str, str], root: Path) -> Credentials:
     key, certificate = (_file(parameters, name, root) for name in ("tls_key", "tls_cert"))
     if bool(key) != bool(certificate):
-        raise _wrong("tls_key" if key else "tls_cert", "tls_cert and tls_key go together")
+        raise invalid("tls_key" if key else "tls_cert", "tls_cert and tls_key go together")
     token = _file(parameters, "authorization_file", root)
     try:
         authorization = token.decode("ascii").strip()
     except UnicodeDecodeError:
-        raise _wrong("authorization_file", "expected text in ASCII") from None
+        raise invalid("authorization_file", "expected text in ASCII") from None
     if not authorization.isprintable():
-        raise _wrong("authorization_file", "expected one line, such as: Bearer TOKEN")
+        raise invalid("authorization_file", "expected one line, such as: Bearer TOKEN")
     return Credentials(_file(parameters, "tls_root_cert", root), certificate, key, authorization)
 
 
@@ -424,7 +392,7 @@ def _file(parameters: Mapping[str, str], name: str, root: Path) -> bytes:
             return file.read(_LARGEST_FILE)
     except (OSError, ValueError) as error:  # the latter for an invalid name
         why = getattr(error, "strerror", None) or error
-        raise _wrong(name, f"{given} cannot be read: {why}") from None
+        raise invalid(name, f"{given} cannot be read: {why}") from None
 
 
 _TLS = ("tls_root_cert", "tls_cert", "tls_key")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from headrace.connections.endpoint import Endpoint
 from headrace.core import plugins
-from headrace.core.errors import InvalidOption
 from headrace.core.plugins import resolve
 from headrace.core.signature import Signature
+from headrace.core.texts import invalid
 from headrace.placement.upstream.connection import ProtocolClient
 from headrace.placement.upstream.options import Credentials, RemoteOptions
 
@@ -105,7 +105,7 @@ def tls_context(credentials: Credentials) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cadata=roots.decode("ascii") if roots else None)
     except (ssl.SSLError, UnicodeDecodeError, ValueError):
-        raise _wrong("tls_root_cert", "no certificates in the form of PEM") from None
+        raise invalid("tls_root_cert", "no certificates in the form of PEM") from None
     if credentials.certificate:
         # The standard library requires file names. This file has no name elsewhere.
         descriptor = os.memfd_create("certificate")
@@ -115,11 +115,7 @@ def tls_context(credentials: Credentials) -> ssl.SSLContext:
             # Without a callback the library would ask for a password on the terminal.
             context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
         except ssl.SSLError:
-            raise _wrong("tls_cert", "no certificate and key in the form of PEM") from None
+            raise invalid("tls_cert", "no certificate and key in the form of PEM") from None
         finally:
             os.close(descriptor)
     return context
-
-
-def _wrong(name: str, text: str) -> InvalidOption:
-    return InvalidOption(f"parameters['{name}']", text)

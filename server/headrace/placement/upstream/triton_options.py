@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from headrace.core.errors import InvalidOption
-from headrace.core.texts import whole_number
+from headrace.core.texts import flag, invalid, unexpected, whole
 
 BACKEND, PLATFORM = "remote_backend", "remote_platform"
 MANAGED_PARAMETERS = frozenset({BACKEND, PLATFORM})
@@ -65,23 +64,15 @@ class ControlOptions:
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> "ControlOptions":
         """Parse a model's parameters; raises `InvalidOption`."""
-        load, unload = (_flag(parameters, name) for name in ("remote_load", "remote_unload"))
+        load, unload = (flag(parameters, name) for name in ("remote_load", "remote_unload"))
         if unload and not load:
-            raise InvalidOption(
-                "parameters['remote_unload']", "unloads what remote_load has loaded; set that, too"
-            )
+            raise invalid("remote_unload", "unloads what remote_load has loaded; set that, too")
         drift = parameters.get("remote_drift", "warn")
         if drift not in ("warn", "refuse"):
-            raise InvalidOption(
-                "parameters['remote_drift']", f"expected warn or refuse, got {drift!r}"
-            )
-        text = parameters.get("drift_interval_secs", "60")
-        if whole_number(text, 0, _DAY) is None:
-            raise InvalidOption(
-                "parameters['drift_interval_secs']",
-                f"expected whole seconds, at most a day, got {text!r}",
-            )
-        return cls(load, unload, drift == "refuse", float(text))
+            raise unexpected(parameters, "remote_drift", "warn or refuse")
+        expected = "whole seconds, at most a day"
+        interval = whole(parameters, "drift_interval_secs", 60, most=_DAY, expected=expected)
+        return cls(load, unload, drift == "refuse", interval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +95,6 @@ class Place:
         return f"triton-{self.index}"
 
 
-def _flag(parameters: Mapping[str, str], name: str) -> bool:
-    text = parameters.get(name, "false")
-    if text not in ("true", "false"):
-        raise InvalidOption(f"parameters['{name}']", f"expected true or false, got {text!r}")
-    return text == "true"
-
-
 def is_managed(parameters: Mapping[str, str]) -> bool:
     """True if a model with these parameters is for a managed Triton."""
     return any(parameters.get(name) for name in MANAGED_PARAMETERS)
@@ -120,8 +104,8 @@ def check_managed(parameters: Mapping[str, str]) -> None:
     """Raise `InvalidOption` for parameters without meaning for such a model."""
     for name in _ELSEWHERE:
         if parameters.get(name):
-            raise InvalidOption(
-                f"parameters['{name}']",
+            raise invalid(
+                name,
                 f"is for servers that others have started; {BACKEND} and {PLATFORM} are for a"
                 " Triton that this server starts",
             )

@@ -15,10 +15,10 @@ from time import monotonic_ns
 from typing import Any
 
 from headrace.core.daemon_thread import NoResources
-from headrace.core.errors import InvalidOption, LoadFailed, WorkerDied
+from headrace.core.errors import LoadFailed, WorkerDied
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature
-from headrace.core.texts import whole_number
+from headrace.core.texts import whole
 from headrace.ipc.elements import Buffer
 from headrace.ipc.frames import ANSWERS, MAX_SLOTS, BrokenFrame, Header, Kind
 from headrace.observability.statistics import EndKind
@@ -218,7 +218,10 @@ class LoadedWorker(LoadedModel):
         self._told = dict(told or {})
         self._spec = spec
         self.options = WorkerOptions.of(spec.parameters, spec.limits)
-        self._concurrency = _count(spec.parameters, "max_concurrency", _CONCURRENCY)
+        self._concurrency = whole(
+            spec.parameters, "max_concurrency", _CONCURRENCY, 1, MAX_SLOTS,
+            f"a whole number from 1 to {MAX_SLOTS}",
+        )  # fmt: skip
         self.run_options = RunOptions()
         if not spec.path.is_file():
             raise LoadFailed(f"there is no model file {spec.path.parent.name}/{spec.path.name}")
@@ -328,14 +331,3 @@ class LoadedWorker(LoadedModel):
             signature, samples = self._samples
             version, concurrent = str(self._spec.version), bool(self.run_options.concurrency)
             warm_up_worker(process, signature, version, samples, concurrent, self._host)
-
-
-def _count(parameters: Mapping[str, str], name: str, default: int) -> int:
-    """A number of batches among the configuration's parameters."""
-    text = parameters.get(name, str(default))
-    number = whole_number(text, 1, MAX_SLOTS)
-    if number is None:
-        raise InvalidOption(
-            f"parameters['{name}']", f"expected a whole number from 1 to {MAX_SLOTS}, got {text!r}"
-        )
-    return number

@@ -17,9 +17,10 @@ from typing import Any
 from google.protobuf import json_format
 
 from headrace.core.columns import COLUMNS, columns_by_input, columns_text
-from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption
-from headrace.core.limits import ExecutionLimits, seconds
+from headrace.core.errors import Contradiction, InvalidConfig
+from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import LoadSpec, variable_names
+from headrace.core.texts import seconds, unexpected, whole
 from headrace.placement.isolation import passed_variables
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.scheduling.quarantine import DEATHS
@@ -71,16 +72,16 @@ class WorkerOptions:
         """
         heartbeat = seconds(parameters, "heartbeat_secs", HEARTBEAT_SECS)
         if 0 < heartbeat < _LEAST_HEARTBEAT_SECS:
-            raise _wrong(parameters, "heartbeat_secs", "0 or a number of seconds from 1 on")
+            raise unexpected(parameters, "heartbeat_secs", "0 or a number of seconds from 1 on")
         expected = "0 or a whole number from 2 on"
-        deaths = _number(parameters, "quarantine_deaths", DEATHS, expected)
+        deaths = whole(parameters, "quarantine_deaths", DEATHS, expected=expected)
         if deaths == 1:  # 1 would also refuse the other inputs of the batch
-            raise _wrong(parameters, "quarantine_deaths", expected)
+            raise unexpected(parameters, "quarantine_deaths", expected)
         return cls(
             (defaults or ExecutionLimits()).of(parameters),
             heartbeat,
             _size(parameters, "max_rss"),
-            _number(parameters, "max_requests"),
+            whole(parameters, "max_requests"),
             deaths,
             _limits(parameters),
             _variables(parameters),
@@ -89,17 +90,17 @@ class WorkerOptions:
 
 def _limits(parameters: Mapping[str, str]) -> Limits:
     expected = f"a whole number from 0 to {_MOST_NICE}"
-    nice = _number(parameters, "nice", expected=expected)
-    if nice > _MOST_NICE:
-        raise _wrong(parameters, "nice", expected)
+    nice = whole(parameters, "nice", most=_MOST_NICE, expected=expected)
     memory = _size(parameters, "memory_limit")
     if 0 < memory < _LEAST_MEMORY:
-        raise _wrong(parameters, "memory_limit", "0 or a size from 128MiB on")
-    files = _number(parameters, "max_open_files")
+        raise unexpected(parameters, "memory_limit", "0 or a size from 128MiB on")
+    files = whole(parameters, "max_open_files")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files and (files < _LEAST_FILES or (most != resource.RLIM_INFINITY and files > most)):
         limit = "no limit" if most == resource.RLIM_INFINITY else f"{most}, the server's own limit"
-        raise _wrong(parameters, "max_open_files", f"0 or a number from {_LEAST_FILES} to {limit}")
+        raise unexpected(
+            parameters, "max_open_files", f"0 or a number from {_LEAST_FILES} to {limit}"
+        )
     return Limits(nice, memory, files)
 
 
@@ -110,21 +111,7 @@ def _variables(parameters: Mapping[str, str]) -> tuple[str, ...]:
     try:
         return variable_names(text)
     except ValueError as error:
-        raise _wrong(parameters, "worker_env", str(error)) from None
-
-
-def _number(
-    parameters: Mapping[str, str],
-    name: str,
-    default: int = 0,
-    expected: str = "a whole number, 0 for no limit",
-) -> int:
-    text = parameters.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise _wrong(parameters, name, expected)
-    return int(text)
+        raise unexpected(parameters, "worker_env", str(error)) from None
 
 
 def _size(parameters: Mapping[str, str], name: str) -> int:
@@ -133,15 +120,13 @@ def _size(parameters: Mapping[str, str], name: str) -> int:
         return 0
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise _wrong(parameters, name, "a number of bytes or a size such as 512MiB, 0 for no limit")
+        raise unexpected(
+            parameters, name, "a number of bytes or a size such as 512MiB, 0 for no limit"
+        )
     number, unit = found.groups()
     prefix = unit.removesuffix("B")
     base = 1024 if prefix.endswith("i") else 1000
     return int(float(number) * base ** _POWERS[prefix.removesuffix("i")])
-
-
-def _wrong(parameters: Mapping[str, str], name: str, expected: str) -> InvalidOption:
-    return InvalidOption(f"parameters['{name}']", f"expected {expected}, got {parameters[name]!r}")
 
 
 # Environment variables for every model; others may be secret.

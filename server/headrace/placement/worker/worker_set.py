@@ -22,7 +22,7 @@ from typing import Any
 
 from headrace.core.daemon_thread import run_in_daemon_thread
 from headrace.core.errors import ModelNotReady, RepositoryError
-from headrace.core.limits import ABANDONED_SECS, LOOK_SECS
+from headrace.core.limits import ABANDONED_SECS, LOOK_SECS, pace_for
 from headrace.observability.statistics import EndKind, RecycleReason, WorkerCounters, WorkerSeries
 from headrace.placement.child_process import Backoff
 from headrace.placement.placement import Placement, Surroundings
@@ -33,7 +33,6 @@ from headrace.placement.worker.worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
 
-_LEAST_PACE_SECS = 0.05
 _MIB = 1 << 20
 _REST_SECS = 5.0  # between one replacement in a version and the next
 _MOST_SECS = 60.0
@@ -72,10 +71,7 @@ class WorkerSet(Placement):
         """Add a started worker, of a `LoadedWorker`, to the scheduler."""
         worker = self._worker(name, model.process, model.again, model.options, model.run_options)
         self._serving.append(worker)
-        limits = worker.options.execution
-        for limit in (limits.execution_secs, limits.stall_secs):
-            if limit:
-                self._pace = min(self._pace, max(limit / 2, _LEAST_PACE_SECS))
+        self._pace = min(self._pace, worker.options.execution.pace)
         if self._timer is None:
             self._looked = self._loop.time()
             self._timer = self._loop.call_later(self._pace, self._look)
@@ -85,7 +81,7 @@ class WorkerSet(Placement):
         self._grace = grace
         for worker in (*self._serving, *self._finishing):
             worker.grace = grace
-        self._pace = min(self._pace, max(grace / 2, _LEAST_PACE_SECS))
+        self._pace = min(self._pace, pace_for(grace))
         if self._timer is not None:
             self._timer.cancel()
             self._look()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
+from headrace.core.texts import flag
 from headrace.placement.backend import BackendContext
 from headrace.placement.choice import IN_PROCESS
 from headrace.placement.local.instances import LoadedModel
@@ -82,7 +83,7 @@ class ArtefactBackend(PythonBackend):
         if spec.parameters.get("execution") in IN_PROCESS:
             text = "this format runs in worker processes only"
             raise InvalidOption("parameters['execution']", text)
-        trusted = _trusts(spec.parameters) or self._trusted
+        trusted = flag(spec.parameters, TRUST_PARAMETER) or self._trusted
         data = spec.path.name.endswith(self._format.data)
         if not data and not trusted and spec.path.is_file():
             raise LoadFailed(
@@ -101,12 +102,3 @@ def _plugin(name: str) -> Callable[[BackendContext], ArtefactBackend]:
 
 
 sklearn, xgboost, lightgbm, catboost, mlflow, pytorch = map(_plugin, FORMATS)
-
-
-def _trusts(parameters: Mapping[str, str]) -> bool:
-    text = parameters.get(TRUST_PARAMETER, "false")
-    if text not in ("true", "false"):
-        raise InvalidOption(
-            f"parameters['{TRUST_PARAMETER}']", f"expected true or false, got {text!r}"
-        )
-    return text == "true"
