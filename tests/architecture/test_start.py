@@ -37,6 +37,7 @@ OTHERS = {
         "placement.upstream.http_client", "protocol.http1", "plugins.frontends",
     )
 }  # fmt: skip
+FRONT_END = "headrace.plugins.frontends"
 # Unused by front ends.
 PARTS = {
     f"headrace.{part}"
@@ -88,7 +89,10 @@ def test_imports_of_small_processes() -> None:
     for program, unused in (
         ("import headrace.cli", LIBRARIES | SLOW),
         (f"import {', '.join(commands)}", LIBRARIES),
-        ("import headrace.plugins.frontends.process", front_end | {"headrace.engine.engine"}),
+        (
+            f"import {FRONT_END}.__main__, {FRONT_END}.process",
+            front_end | {"headrace.engine.engine"},
+        ),
         ("import headrace.workers.main, headrace.plugins.functions", worker),
     ):
         assert among(imported_by(program), unused) == [], program

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from headrace.cli.command import EXIT_USAGE, Argument, Command, Group, option, take_sources
+from headrace.core.process import make_private
 from headrace.options import SettingsError, Value
-from headrace.placement.isolation import make_private
 from headrace.settings import (
     CONFIG_FILE_ENV,
     SECTIONS,

@@ -2,8 +2,9 @@
 
 Each is in a process group of its own, so that a signal from a terminal reaches only the server,
 which ends them in order; all descendants end with a process. Its output goes to the log line by
-line, and its end is noticed at once, by its process descriptor. A program that would outlive the
-server, since it does not know about it, runs under a reaper (see `reaper`).
+line, and its end is noticed at once, by its process descriptor. It gets only those environment
+variables that are not secret and that it needs (`passed_variables`). A program that would outlive
+the server, since it does not know about it, runs under a reaper (see `reaper`).
 
 A process may be created on any thread. From `attach` to `detach` an event loop owns it.
 """
@@ -15,9 +16,10 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from time import monotonic
 
@@ -31,6 +33,10 @@ _OUTPUT = 16 << 10  # bytes of output per read
 # Limits per process and window. A line takes its bytes in this server's log, too.
 _MOST_LINES, _MOST_BYTES, _WINDOW_SECS = 2000, 1 << 20, 1.0
 _LOOP = 5  # consecutive early ends after which restarts are paused
+# Environment variables for any program.
+_COMMON = (
+    "PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LC_*",
+)  # fmt: skip
 
 
 class Backoff:
@@ -161,6 +167,16 @@ class ProcessOutput:
                 level, "%s: %s", self.name, head[:_LINE],
                 extra=self.fields | trace | (fields or {}),
             )  # fmt: skip
+
+
+def passed_variables(environment: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
+    """Environment variables for any program, and those whose names match one of `patterns`."""
+    every = (*_COMMON, *patterns)
+    return {
+        name: value
+        for name, value in environment.items()
+        if any(fnmatchcase(name, pattern) for pattern in every)
+    }
 
 
 @dataclass(frozen=True, slots=True)

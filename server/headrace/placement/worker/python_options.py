@@ -21,7 +21,7 @@ from headrace.core.errors import Contradiction, InvalidConfig
 from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import LoadSpec, variable_names
 from headrace.core.texts import seconds, unexpected, whole
-from headrace.placement.isolation import passed_variables
+from headrace.placement.child_process import passed_variables
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.scheduling.quarantine import DEATHS
 from headrace.workers.limits import Limits

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from headrace.core.errors import LoadFailed
-from headrace.placement.isolation import passed_variables
+from headrace.placement.child_process import passed_variables
 
 # Environment variables for builds, besides those of workers: the configuration of pip, uv,
 # compilers and downloads, without variables that would redirect the installation.

@@ -2,7 +2,7 @@
 
 import sys
 
-from headrace.placement.isolation import make_private
+from headrace.core.process import make_private
 
 if __name__ == "__main__":
     if sys.argv[2:] == ["private"]:

@@ -17,11 +17,11 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from headrace.api.header_rules import HeaderRules
+from headrace.core.process import is_private
 from headrace.doors.grpc.call import Unary
 from headrace.engine.engine import Engine
 from headrace.observability.logs import LogSettings
 from headrace.placement.child_process import ChildProcess, RestartPolicy
-from headrace.placement.isolation import is_private
 from headrace.placement.worker.python_options import passed_environment
 from headrace.plugins.frontends.config import FrontendConfig, WantedHeaders
 from headrace.plugins.frontends.session import FrontEndSession

@@ -21,8 +21,12 @@ from pathlib import Path
 
 from headrace.connections.grpc_channel import receive_buffer
 from headrace.core.daemon_thread import run_in_daemon_thread
-from headrace.placement.child_process import ChildProcess, ProcessOutput, RestartPolicy
-from headrace.placement.isolation import passed_variables
+from headrace.placement.child_process import (
+    ChildProcess,
+    ProcessOutput,
+    RestartPolicy,
+    passed_variables,
+)
 from headrace.placement.upstream.grpc_client import LIVE, GrpcClient, GrpcMessages
 from headrace.placement.upstream.options import Credentials, RemoteOptions
 from headrace.placement.upstream.triton_options import Place, TritonOptions
