@@ -36,8 +36,8 @@ from headrace.observability.logs import LogControl
 from headrace.observability.machine import Machine
 from headrace.observability.statistics import VersionStatistics
 from headrace.placement.backend import BackendContext, load_backends
+from headrace.placement.cores import core_limit
 from headrace.placement.local.gpus import Gpus
-from headrace.placement.local.instances import core_limit
 from headrace.repository.catalogue import NO_SUCH, Catalogue, at_start, open_store
 from headrace.repository.layout import ModelSource
 from headrace.settings import Settings

@@ -25,7 +25,7 @@ from headrace.doors.http.routes import LateApp, late_app
 from headrace.doors.http.server import HttpServer, bind, reserve
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
-from headrace.placement.local.instances import core_limit
+from headrace.placement.cores import core_limit
 from headrace.settings import Settings
 
 log = logging.getLogger(__name__)

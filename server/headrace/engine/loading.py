@@ -34,7 +34,8 @@ from headrace.engine.chain import Compose, StageModel
 from headrace.engine.opening import LoadOptions, Opened, stage_explained
 from headrace.observability.machine import GrowthMeter, in_process_estimate, memory_of
 from headrace.placement.choice import IN_PROCESS, AutoChoice, InstanceKind
-from headrace.placement.local.instances import DEFAULT_ROWS, LoadedModel, threads_for
+from headrace.placement.cores import threads_for
+from headrace.placement.local.instances import DEFAULT_ROWS, LoadedModel
 from headrace.placement.warming import Sample
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import completion, fail_over, reading, validation

@@ -20,7 +20,7 @@ from headrace.engine.opening import LoadOptions, open_model
 from headrace.observability.logs import Logs, LogSettings
 from headrace.placement.backend import Backend, BackendContext, close_backends, load_backends
 from headrace.placement.choice import AutoChoice
-from headrace.placement.local.instances import core_limit
+from headrace.placement.cores import core_limit
 from headrace.protocol.documents import to_json
 from headrace.repository.catalogue import Catalogue
 from headrace.repository.layout import ModelSource

@@ -11,12 +11,10 @@ not at all.
 
 import asyncio
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from time import monotonic_ns, thread_time_ns
@@ -28,7 +26,6 @@ from headrace.core.limits import ABANDONED_SECS, ExecutionLimits, Pulse, pace_fo
 from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, TensorArray
-from headrace.ipc.allocation import CGROUPS, OWN_CGROUP, groups
 from headrace.placement.choice import AutoChoice, InstanceKind, Size, measure, size_of, sizes_of
 from headrace.placement.local.footprint import Footprint
 from headrace.placement.placement import ModelServices, Placement, Surroundings
@@ -37,41 +34,6 @@ from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.scheduling.batch import Batch, BatchBuffer, Instance, NotStarted, Outcome
 
 log = logging.getLogger(__name__)
-
-
-def core_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
-    """Whole cores by the cgroup's CPU limit (version 2 or 1) or the affinity mask, if lower.
-
-    At least 1. A container's limit is a share of time, not a set of cores: `os.cpu_count()` still
-    shows the whole host, and threads planned by it get throttled. `own` is the file that names the
-    cgroup of this process below `root`; inside a container that is `root` itself.
-    """
-    available = len(os.sched_getaffinity(0))
-    limits = [_quota_v2(group / "cpu.max") for group in groups(root, own)]
-    limit = min(filter(None, limits), default=0.0) or _quota_v1(root / "cpu")
-    return max(1, min(available, int(limit))) if limit else available
-
-
-def threads_for(instances: int, cores: int) -> int:
-    """The number of threads for each instance of a model."""
-    return max(1, cores // max(instances, 1))
-
-
-def _quota_v2(file: Path) -> float:
-    try:
-        quota, period = file.read_text().split()
-        return 0.0 if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return 0.0
-
-
-def _quota_v1(directory: Path) -> float:
-    try:
-        quota = int((directory / "cpu.cfs_quota_us").read_text())
-        period = int((directory / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return 0.0
-    return max(quota, 0) / period
 
 
 _REST_SECS = 10.0  # without a batch after which cached memory is released

@@ -79,7 +79,7 @@ def _specs(source: "ModelSource", options: "EnvironmentOptions") -> "Iterator[Lo
     """One instance of each served version, if the model runs in processes of its own."""
     from headrace.engine.opening import LoadOptions, open_model
     from headrace.placement.backend import load_backends
-    from headrace.placement.local.instances import core_limit
+    from headrace.placement.cores import core_limit
     from headrace.repository import completion, reading
 
     opened = open_model(
