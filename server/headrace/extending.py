@@ -10,7 +10,7 @@ from headrace.engine.admission import ConnectionAccount
 from headrace.engine.chain import Compose, StageModel, StagePlugin
 from headrace.engine.doors import Entrance, Target
 from headrace.placement.backend import Backend, BackendContext
-from headrace.placement.local.instances import LoadedModel
+from headrace.placement.loaded import LoadedModel, ModelTraits
 from headrace.protocol.generate import decode_generate as decode_flat
 from headrace.protocol.generate import encode_generate as encode_flat
 from headrace.repository.store import Lease, Store
@@ -33,6 +33,7 @@ __all__ = [
     "LoadFailed",
     "LoadSpec",
     "LoadedModel",
+    "ModelTraits",
     "ServerError",
     "Stage",
     "StageModel",

@@ -18,7 +18,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.model import ModelVersion
 from headrace.engine.opening import LoadOptions
 from headrace.placement.backend import Backend
-from headrace.placement.local.instances import LoadedModel
+from headrace.placement.loaded import LoadedModel
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.repository.layout import ModelSource, read_model_directory
 

@@ -20,7 +20,7 @@ from headrace.placement.choice import (
     measure,
     sizes_of,
 )
-from headrace.placement.local.instances import LoadedModel
+from headrace.placement.loaded import LoadedModel
 
 INLINE, THREAD = InstanceKind.INLINE, InstanceKind.THREAD
 BUDGET = 1_000

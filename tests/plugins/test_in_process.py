@@ -23,6 +23,7 @@ from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.placement.worker.python_backend import PythonBackend
+from headrace.placement.worker.python_options import CODE_ROWS
 from headrace.plugins.in_process import LoadedInProcess, ModelImports
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import reading
@@ -126,12 +127,15 @@ def test_life_cycle_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "factor.py").write_text("FACTOR = 3")
     model = load(tmp_path, source)
+    assert model.traits.declared_by_code
+    assert model.traits.reads_parameters
+    assert model.traits.row_limit == CODE_ROWS
     config = model.completed(ModelConfig(name="m"))
     assert config.max_batch_size == 8
     assert [list(tensor.dims) for tensor in config.input] == [[-1]]
     assert [tensor.name for tensor in config.output] == ["Y"]
     model.begin(config, reading.signature(config), False)
-    outcome = model.run(batch_of(rows(1, 2), rows(3)))
+    outcome = model.batch_function()(batch_of(rows(1, 2), rows(3)))
     assert [array.tolist() for array in arrays_of(outcome)] == [[[3, 6]], [[9]]]
     assert [p.parameters for p in outcome.parts or () if isinstance(p, Part)] == [
         {"id": "r0"}, {"id": "r1"}

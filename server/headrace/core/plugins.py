@@ -75,7 +75,7 @@ PARTS: Mapping[str, str] = {
     "functions": "headrace.plugins.functions:load",
     # makes a `headrace.doors.grpc.call.Server`, as others by the name of --grpc-transport
     "grpcio": "headrace.plugins.grpcio:grpcio_server",
-    # a `headrace.placement.local.instances.LoadedModel` of a `LoadSpec` and a loader
+    # a `headrace.placement.loaded.LoadedModel` of a `LoadSpec` and a loader
     "in_process": "headrace.plugins.in_process:LoadedInProcess",
     # makes a `headrace.placement.local.gpus.GpuReader`
     "nvml": "headrace.plugins.nvml:Nvml",

@@ -32,10 +32,10 @@ from headrace.core.signature import Signature, difference
 from headrace.core.tensors import Array
 from headrace.engine.chain import Compose, StageModel
 from headrace.engine.opening import LoadOptions, Opened, stage_explained
-from headrace.observability.machine import GrowthMeter, in_process_estimate, memory_of
+from headrace.observability.machine import GrowthMeter
 from headrace.placement.choice import IN_PROCESS, AutoChoice, InstanceKind
 from headrace.placement.cores import threads_for
-from headrace.placement.local.instances import DEFAULT_ROWS, LoadedModel
+from headrace.placement.loaded import DEFAULT_ROWS, Servable
 from headrace.placement.warming import Sample
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import completion, fail_over, reading, validation
@@ -68,7 +68,7 @@ _MOST_PARTS = 1024  # batches of one request, each of some 50 us for a light mod
 
 
 # The bytes that a loaded instance takes, in memory and on its GPU.
-Taken = Callable[[LoadedModel], tuple[int, GpuMemory | None]]
+Taken = Callable[[Servable], tuple[int, GpuMemory | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class LoadedInstance:
     """
 
     name: str
-    model: LoadedModel
+    model: Servable
     kind: InstanceKind | AutoChoice
     memory: int = 0
     gpu: GpuMemory | None = None
@@ -121,7 +121,7 @@ class LoadedVersion:
     stages: tuple[Compose, ...] = ()
 
 
-def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> Iterator[str]:
+def _model_warnings(opened: Opened, model: Servable, config: ModelConfig) -> Iterator[str]:
     """Warnings about tensors that are left out, or may be misinterpreted."""
     name = opened.source.name
     declared = opened.file.sets("input")
@@ -132,39 +132,41 @@ def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> 
                 f"{name}: '{info.name}' is a {info.type_name}, which is no tensor of the protocol,"
                 " and is left out (of a converter's zipmap option: switch it off)"
             )
-        elif info.name in served and not (info.shape or model.exact_shapes or declared):
+        elif info.name in served and not (info.shape or model.traits.exact_shapes or declared):
             yield (
                 f"{name}: the model gives no shape for '{info.name}', which is taken for a scalar;"
                 " if it is none, declare its dims in config.pbtxt"
             )
 
 
-def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelConfig:
+def complete(opened: Opened, model: Servable, options: LoadOptions) -> ModelConfig:
     """The complete configuration, from a loaded instance; raises `InvalidConfig`."""
     file = opened.file
     with opened.options_explained():
         config = model.completed(opened.config, options.auto_complete)
     inputs, outputs = model.inputs, model.outputs
-    if options.auto_complete and not model.declared_by_code:
-        rows = model.rows(options.default_max_batch_size)
+    if options.auto_complete and not model.traits.declared_by_code:
+        most = model.traits.max_rows
+        rows = options.default_max_batch_size if most is None else most
         config = completion.complete_tensors(file, config, inputs, outputs, rows)
     config = completion.normalise(config)
     if not config.output and outputs and all(info.datatype is None for info in outputs):
         types = ", ".join(f"'{info.name}' is a {info.type_name}" for info in outputs)
         raise InvalidConfig(f"{file.name}: no output is a tensor of the protocol: {types}")
     refuse(file, validation.tensor_problems(config, inputs, outputs))
-    if not model.declared_by_code:
+    if not model.traits.declared_by_code:
         refuse(file, validation.model_problems(config, *model.reported(config)))
     return config
 
 
 def _divided(
-    signature: Signature, opened: Opened, model: LoadedModel, config: ModelConfig
+    signature: Signature, opened: Opened, model: Servable, config: ModelConfig
 ) -> Signature:
     """The signature with the number of rows per request, and the name of its limit."""
     limit, completed = signature.limit, False
-    if model.row_limit and not opened.file.sets("max_batch_size"):
-        limit, completed = model.row_limit, model.row_limit == DEFAULT_ROWS
+    named = model.traits.row_limit
+    if named and not opened.file.sets("max_batch_size"):
+        limit, completed = named, named == DEFAULT_ROWS
     parts = _MOST_PARTS if completion.divides(config, completed) else 1
     return replace(signature, parts=parts, limit=limit)
 
@@ -217,7 +219,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
                     loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
                     first_threads = threads
             signature = _divided(reading.signature(config), opened, model, config)
-            if not model.reads_parameters:
+            if not model.traits.reads_parameters:
                 signature = replace(signature, parameters=frozenset())
             with opened.options_explained():
                 scheduling = reading.scheduling_policy(config, options.overload_delay_ms)
@@ -312,13 +314,11 @@ def _footprint(
     on_gpu = None if device is None else gpus.meter(device)
     with _growth(options.meter if here else None) as grown, _growth(on_gpu) as gpu_grown:
 
-        def taken(model: LoadedModel) -> tuple[int, GpuMemory | None]:
+        def taken(model: Servable) -> tuple[int, GpuMemory | None]:
             gpu = None
             if device is not None:
                 gpu = GpuMemory(device, gpus.uuid(device), max(gpu_grown() or 0, 0))
-            if model.pid:
-                return memory_of(model.pid), gpu
-            return in_process_estimate(model.file_bytes, grown()), gpu
+            return model.memory(grown()), gpu
 
         yield taken
 
@@ -328,14 +328,14 @@ def _growth(meter: GrowthMeter | None) -> AbstractContextManager[Callable[[], in
 
 
 def _place(
-    model: LoadedModel, config: ModelConfig, device: int | None, options: LoadOptions
+    model: Servable, config: ModelConfig, device: int | None, options: LoadOptions
 ) -> Callable[[int], Array | None] | None:
     """The allocator for an instance's batches; None for ordinary memory."""
-    pinned = device is not None and model.pins_inputs and reading.pinned_inputs(config)
+    pinned = device is not None and model.traits.pins_inputs and reading.pinned_inputs(config)
     return options.gpus.pinned if pinned else None
 
 
-def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:
+def _load(opened: Opened, spec: LoadSpec) -> Servable:
     """Load one instance; backend options that fail are reported as configuration errors."""
     with opened.options_explained():
         return opened.backend.load(spec)
@@ -359,7 +359,7 @@ def _stages(
     return tuple(stage for stage in found if stage is not None)
 
 
-def _begin(opened: Opened, model: LoadedModel, config: ModelConfig, options: LoadOptions) -> None:
+def _begin(opened: Opened, model: Servable, config: ModelConfig, options: LoadOptions) -> None:
     """Start a loaded model with its complete configuration; raises `RepositoryError`."""
     batches = completion.batches(config)
     with opened.options_explained():

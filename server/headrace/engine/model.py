@@ -58,9 +58,9 @@ def make_batcher(
 
     `load` counts the requests of all versions of the model.
     """
-    models = [instance.model for instance in loaded.instances]
-    alike = next((model.alike for model in models if model.alike is not None), None)
-    deaths = next((m.quarantine_deaths for m in models if m.quarantine_deaths is not None), None)
+    traits = [instance.model.traits for instance in loaded.instances]
+    alike = next((t.alike for t in traits if t.alike is not None), None)
+    deaths = next((t.quarantine_deaths for t in traits if t.quarantine_deaths is not None), None)
     quarantine = None if deaths is None else Quarantine(loaded.signature.model, deaths)
     return Batcher(
         loaded.signature, version, loaded.scheduling, LoopClock(loop), statistics, report,
@@ -304,7 +304,7 @@ class ModelVersion:
         plain = None if self.decoupled else (PlainJson(*told), PlainWriter(*told))
         service = _Service(loaded, batcher, host, regions, account, surroundings, fail_over, plain)
         self._add(service, loaded.instances)
-        headers = (item.model.forward_headers for item in loaded.instances)
+        headers = (item.model.traits.forward_headers for item in loaded.instances)
         self.forwarded_headers = next((each for each in headers if each is not None), None)
         given = batcher.expect, self.statistics.request_failed
         stages = (placement.in_sequence(*given) for placement in self._each)

@@ -13,7 +13,7 @@ from typing import Any
 from headrace.core import plugins
 from headrace.core.model_spec import LoadSpec
 from headrace.placement.choice import InstanceKind
-from headrace.placement.local.instances import LoadedModel
+from headrace.placement.loaded import Servable
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Backend:
         """Parameters without effect beside these others, with the reason."""
         return iter(())
 
-    def load(self, spec: LoadSpec) -> LoadedModel:
+    def load(self, spec: LoadSpec) -> Servable:
         """Load one instance; raises `RepositoryError`, for an invalid option `InvalidOption`."""
         raise NotImplementedError
 

@@ -1,7 +1,7 @@
 """Placements: the instances of a version in this process, in workers, or on upstreams.
 
 A version has one placement for each backend with its loaded instances, which handles everything
-that depends on the place; see `LoadedModel.placement` in `headrace.placement.local.instances`.
+that depends on the place; see `Servable.placement` in `headrace.placement.loaded`.
 Owned by the event-loop thread.
 """
 

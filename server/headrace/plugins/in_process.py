@@ -18,7 +18,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -41,7 +41,7 @@ from headrace.core.signature import Signature, TensorSpec, reshaped
 from headrace.core.tensors import Array, TensorArray
 from headrace.ipc.elements import bytes_array
 from headrace.placement.choice import AutoChoice, InstanceKind
-from headrace.placement.local.instances import LoadedModel
+from headrace.placement.loaded import LoadedModel, ModelTraits
 from headrace.placement.placement import ModelServices
 from headrace.placement.worker.batch_frames import (
     failed_to_process,
@@ -146,9 +146,6 @@ class LoadedInProcess(LoadedModel):
     batches, and no calls of `infer`.
     """
 
-    declared_by_code = True
-    row_limit = CODE_ROWS
-
     def __init__(self, spec: LoadSpec, loader: str) -> None:
         """Raises `LoadFailed` or `InvalidOption`."""
         self._spec = spec
@@ -185,7 +182,11 @@ class LoadedInProcess(LoadedModel):
         except (Exception, SystemExit) as error:
             self._imports.forget()
             raise self._load_failed(error) from error
-        self.reads_parameters = model_class.reads_parameters(self._class)
+        self.traits = ModelTraits(
+            declared_by_code=True,
+            reads_parameters=model_class.reads_parameters(self._class),
+            row_limit=CODE_ROWS,
+        )
         execute = getattr(self._class, "execute", None)
         if inspect.iscoroutinefunction(execute) or inspect.isasyncgenfunction(execute):
             self._imports.forget()
@@ -218,7 +219,11 @@ class LoadedInProcess(LoadedModel):
             self._imports.forget()
             raise self._load_failed(error) from error
 
-    def run(self, batch: Batch, buffer: BatchBuffer | None = None) -> Outcome:
+    def batch_function(self, buffer: BatchBuffer | None = None) -> Callable[[Batch], Outcome]:
+        """Its `run`: a model with requests gathers nothing."""
+        return self.run
+
+    def run(self, batch: Batch) -> Outcome:
         """Run a batch. Never raises: a failure is an outcome, too."""
         started = gathered = ended = monotonic_ns()
         try:

@@ -20,7 +20,8 @@ from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.ipc.elements import join
 from headrace.placement.choice import AutoChoice, InstanceKind, sizes_of
-from headrace.placement.local.instances import LoadedModel, LocalInstance
+from headrace.placement.loaded import LoadedModel
+from headrace.placement.local.instances import Footprint, LocalInstance, run_batch
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome
 from tests.placement.threads import no_threads
 from tests.scheduling.fakes import Bench, entered, request, signature
@@ -233,7 +234,7 @@ def test_inputs_that_cannot_be_gathered_are_an_outcome_too() -> None:
     batch.calls.append(batch_of(2).calls[0])
     inputs = batch.calls[1].inputs
     inputs["x"] = inputs["x"]._replace(array=np.zeros((1, 1, 1), np.int64))
-    outcome = Doubling().run(batch)
+    outcome = run_batch(Doubling().infer, batch)
     assert isinstance(outcome.error, ValueError)
     assert outcome.started == outcome.gathered
 
@@ -487,3 +488,39 @@ def test_a_batch_without_a_thread_is_refused() -> None:
         assert (await execute(instance, batch_of(1))).error is None
 
     on_loop(Doubling(), THREAD, scenario)
+
+
+MIB = 1 << 20
+
+
+def test_memory_is_given_back_once_large_batches_have_stopped() -> None:
+    footprint = Footprint(10.0)
+    footprint.ran(64 * MIB)
+    assert not footprint.look(9.0)
+    footprint.ran(4 * MIB)
+    assert footprint.look(1.0)
+    footprint.ran(4 * MIB)
+    assert not footprint.look(100.0)
+
+
+def test_memory_is_kept_while_batches_of_about_the_size_come() -> None:
+    footprint = Footprint(10.0)
+    footprint.ran(64 * MIB)
+    for _ in range(5):
+        assert not footprint.look(9.0)
+        footprint.ran(32 * MIB)
+    assert not footprint.look(9.0)
+    assert footprint.look(1.0)
+
+
+def test_small_batches_are_not_worth_it() -> None:
+    footprint = Footprint(10.0)
+    footprint.ran(MIB)
+    assert not footprint.look(100.0)
+
+
+def test_memory_given_back_otherwise_is_forgotten() -> None:
+    footprint = Footprint(10.0)
+    footprint.ran(64 * MIB)
+    footprint.forget()
+    assert not footprint.look(100.0)

@@ -56,7 +56,9 @@ def test_a_graph_with_a_loop_is_recognized(root: Path) -> None:
     write_busy_model(root)
     loops = root / NAME / "1" / "model.onnx"
     assert read_contents(loops).loops
-    assert OnnxBackend().load(LoadSpec(NAME, loops, root / NAME)).loops
+    loaded = OnnxBackend().load(LoadSpec(NAME, loops, root / NAME))
+    assert loaded.traits.loops
+    assert loaded.traits.file_bytes == loops.stat().st_size
     assert not read_contents(write(root, onnx_graphs.heavy(16, 2))).loops
 
 

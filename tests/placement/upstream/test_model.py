@@ -1,9 +1,17 @@
 """Upstreams' properties of a model, beside its configuration."""
 
+from pathlib import Path
+
 import pytest
 from google.protobuf import text_format
 
 from headrace.placement.upstream import model
+from headrace.placement.upstream.connection import RemoteDescription
+from headrace.placement.upstream.options import RemoteOptions
+from headrace.placement.upstream.protocols import ProtocolClients
+from headrace.placement.upstream.reconciler import Reconciler
+from headrace.placement.upstream.triton_options import ControlOptions, LoadCounts
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 OLDEST = (
@@ -97,3 +105,50 @@ def test_differences_left_out_of_the_configuration_are_reported() -> None:
 )  # fmt: skip
 def test_calls(text: str, servers: int, calls: int) -> None:
     assert model.calls_for_sequences(config(text), servers) == calls
+
+
+def described(
+    metadata: str, remote: str | None, ours: str = "", **parameters: str
+) -> model.RemoteModel:
+    """A model as a server describes it, which is not called here."""
+    options = RemoteOptions.of({"endpoints": "http://127.0.0.1:1", **parameters}, "m", 0, Path())
+    endpoints = options.resolve()
+    clients = ProtocolClients(options, "m")
+    reconciler = Reconciler(clients, endpoints, config(ours), ControlOptions.of({}), LoadCounts())
+    reported = text_format.Parse(metadata, pb.ModelMetadataResponse())
+    told = None if remote is None else config(remote)
+    return model.RemoteModel(reconciler, endpoints[0], RemoteDescription(reported, told))
+
+
+TENSORS = "inputs { name: 'X' datatype: 'FP32' shape: 4 } outputs { name: 'Y' datatype: 'FP32' }"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "remote", "rows"),
+    [
+        (TENSORS, "max_batch_size: 4", 4), (TENSORS, "", 0), ("", "max_batch_size: 4", 4),
+        (TENSORS, None, None), ("", None, 0), (TENSORS.partition("outputs")[0], None, 0),
+    ],
+)  # fmt: skip
+def test_rows_of_a_batch_as_far_as_a_server_tells(
+    metadata: str, remote: str | None, rows: int | None
+) -> None:
+    assert described(metadata, remote).traits.max_rows == rows
+
+
+def test_traits_of_a_model_on_upstreams() -> None:
+    remote = described(TENSORS, None, forward_headers="X-Tenant")
+    assert remote.traits.forward_headers == ("x-tenant",)
+    assert remote.traits.alike == remote.forwarding.alike
+    assert remote.traits.reads_parameters
+    assert remote.traits.exact_shapes
+    assert not remote.traits.row_limit  # the model's own
+    assert remote.memory(growth=None) == 0
+
+
+def test_tolerated_differences_are_warnings() -> None:
+    remote = described(TENSORS, "max_batch_size: 4", "max_batch_size: 8")
+    assert [text.partition(" has it otherwise: ")[2] for text in remote.warnings] == [
+        "max_batch_size: 8 asked for, 4 there"
+    ]
+    assert not described(TENSORS, "max_batch_size: 8", "max_batch_size: 8").warnings

@@ -11,8 +11,10 @@ import pytest
 from headrace.core.daemon_thread import NoResources
 from headrace.core.errors import InvalidConfig, InvalidOption, LoadFailed
 from headrace.ipc.frames import Kind
+from headrace.placement.loaded import ModelTraits
 from headrace.placement.worker.loaded_worker import LoadedWorker, ask_worker
 from headrace.placement.worker.python_backend import PythonBackend
+from headrace.placement.worker.python_options import CODE_ROWS
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import reading
 from tests.placement.worker.specs import spec
@@ -39,7 +41,11 @@ def alive(worker: LoadedWorker) -> bool:
 
 def test_a_model_is_completed_and_started(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    worker = PythonBackend().load_apart(spec(tmp_path, GOOD))
+    worker = PythonBackend().load_apart(spec(tmp_path, GOOD, quarantine_deaths="3"))
+    assert worker.traits == ModelTraits(
+        declared_by_code=True, reads_parameters=True, row_limit=CODE_ROWS, quarantine_deaths=3
+    )
+    assert worker.memory(growth=1) > 1 << 20  # its own, not this process's
     config = worker.completed(ModelConfig(name="m"))
     assert config.max_batch_size == 8
     assert [(t.name, list(t.dims)) for t in config.input] == [("X", [-1, 2])]

@@ -97,7 +97,7 @@ def _check(
             report["config"] = to_json(loaded.config)
             report["config_pbtxt"] = text_format.MessageToString(loaded.config)
             for instance in loaded.instances:
-                report["warnings"] += instance.model.warnings()
+                report["warnings"] += instance.model.warnings
                 instance.model.close()
     except RepositoryError as error:
         return report | {"error": str(error)}

@@ -14,154 +14,91 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from time import monotonic_ns, thread_time_ns
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from headrace.core.call import Call
 from headrace.core.errors import ExecutionTimeout, ModelNotReady, Unavailable
 from headrace.core.limits import ABANDONED_SECS, ExecutionLimits, Pulse, pace_for
-from headrace.core.model_spec import TensorInfo
-from headrace.core.signature import Signature
 from headrace.core.tensors import Array, TensorArray
-from headrace.placement.choice import AutoChoice, InstanceKind, Size, measure, size_of, sizes_of
-from headrace.placement.local.footprint import Footprint
-from headrace.placement.placement import ModelServices, Placement, Surroundings
-from headrace.placement.warming import Sample, warm_up
-from headrace.protocol.pb.model_config_pb2 import ModelConfig
+from headrace.placement.choice import AutoChoice, InstanceKind, Size, size_of
+from headrace.placement.placement import Placement, Surroundings
 from headrace.scheduling.batch import Batch, BatchBuffer, Instance, NotStarted, Outcome
 
 log = logging.getLogger(__name__)
 
 
 _REST_SECS = 10.0  # without a batch after which cached memory is released
-DEFAULT_ROWS = "--default-max-batch-size, since its configuration sets no max_batch_size"
+_LARGE = 16 << 20  # bytes of a batch's tensors that matter to the footprint
 Done = Callable[[Instance, Batch, Outcome], None]
+# See `headrace.placement.loaded.LoadedModel.infer`.
+Infer = Callable[[Mapping[str, Any], Sequence[str]], Sequence[TensorArray]]
 # Limits of BYTES elements, and of their bytes, that become objects on the event loop: each takes
 # about half a microsecond, and the switch to a thread a hundred times that.
 _MOST_ELEMENTS, _MOST_BYTES = 1000, 1 << 20
 
 
-class LoadedModel:
-    """A loaded model; defaults are those of a model in this process.
+def run_batch(infer: Infer, batch: Batch, buffer: BatchBuffer | None = None) -> Outcome:
+    """Gather the inputs of a batch and run it. Never raises: a failure is an outcome, too."""
+    started = gathered = monotonic_ns()
+    try:
+        inputs = batch.gather(buffer)
+        gathered = monotonic_ns()
+        arrays = infer(inputs, batch.names)
+    except Exception as error:  # any error concerns this batch alone
+        # Not in a variable that outlives this block: the error refers to this frame.
+        return Outcome((), error, started, gathered, monotonic_ns())
+    return Outcome(arrays, None, started, gathered, monotonic_ns())
 
-    Base class of backends' models. Used by one thread at a time. `inputs` and `outputs` are its
-    declared tensors, unless its code declares them (`declared_by_code`). `file_bytes` is the size
-    of the files loaded into this process, 0 if unknown, `pid` its own process. `reads_parameters`
-    is true if it may read request parameters, and `loops` if values of its inputs may determine the
-    duration of a run. `pins_inputs` is true if inputs are best in page-locked memory,
-    `exact_shapes` if an empty shape means a scalar. `row_limit` names the limit of a batch's rows
-    if the configuration sets none, "" for the model itself; `quarantine_deaths` is the number of
-    workers an input may kill, None if not applicable. For an upstream model, `forward_headers` are
-    the client headers to forward, and `alike` is the key that calls of one batch share.
-    """
 
-    inputs: Sequence[TensorInfo] = ()
-    outputs: Sequence[TensorInfo] = ()
-    declared_by_code: bool = False
-    file_bytes: int = 0
-    pid: int = 0
-    reads_parameters: bool = False
-    loops: bool = False
-    pins_inputs: bool = False
-    exact_shapes: bool = False
-    row_limit: str = DEFAULT_ROWS
-    quarantine_deaths: int | None = None
-    forward_headers: Sequence[str] | None = None
-    alike: Callable[[Call], object] | None = None
+class InstanceModel(Protocol):
+    """The part of a `headrace.placement.loaded.LoadedModel` that its instance uses."""
 
-    # --- for backends to implement
-
-    def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[TensorArray]:
-        """Run the model; returns arrays in the order of `outputs`. May raise anything.
-
-        `inputs` are arrays; those of BYTES may be undecoded.
-        """
-        raise NotImplementedError
+    def batch_function(self, buffer: BatchBuffer) -> Callable[[Batch], Outcome]:
+        """The function that runs batches, gathered in `buffer`; a failure is an outcome, too."""
 
     def rest(self) -> None:
-        """Release memory cached for further batches, after a while without any."""
+        """Release memory cached for further batches."""
 
     def terminate(self) -> bool:
-        """Terminate the current run soon, with any error; thread-safe.
-
-        Returns False if that is impossible. Without a current run, the next one is not affected.
-        """
-        return False
+        """Terminate the current run soon; False if that is impossible. Thread-safe."""
 
     def close(self) -> None:
         """Release the model's memory."""
 
-    # --- during the load
 
-    def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
-        """A copy of `config` completed with the model's own settings besides its tensors.
+class Footprint:
+    """The memory that recent batches needed, for an instance that goes on with smaller ones.
 
-        Raises `Contradiction` for missing required settings, or `InvalidConfig`.
-        """
-        return config
+    ONNX Runtime's arena and the buffers of batches keep what the largest batch took. An instance
+    without batches gives it back; one that is in use all the time never would, although a single
+    client may have sent that batch. Owned by the event-loop thread.
+    """
 
-    def rows(self, default: int) -> int:
-        """The maximum number of rows of a batch if the configuration sets none."""
-        return default
+    def __init__(self, rest_secs: float) -> None:
+        """Memory is kept for `rest_secs` after the last batch that needed it."""
+        self._rest_secs = rest_secs
+        self._most = 0  # bytes of the largest batch since memory was given back
+        self._secs = 0.0  # since a batch of about that size
 
-    def reported(self, config: ModelConfig) -> tuple[Sequence[TensorInfo], Sequence[TensorInfo]]:
-        """The inputs and outputs that a complete configuration must match."""
-        return self.inputs, self.outputs
+    def ran(self, nbytes: int) -> None:
+        """Note a batch with `nbytes` of inputs and outputs."""
+        if 2 * nbytes >= self._most:
+            self._most = max(self._most, nbytes)
+            self._secs = 0.0
 
-    def warnings(self) -> Sequence[str]:
-        """Tolerated differences from the configuration."""
-        return ()
+    def look(self, elapsed: float) -> bool:
+        """True if memory is to be given back now; `elapsed` seconds after the last look."""
+        self._secs += elapsed
+        if self._most < _LARGE or self._secs < self._rest_secs:
+            return False
+        self.forget()
+        return True
 
-    def begin(
-        self,
-        config: ModelConfig,
-        signature: Signature,
-        batches: bool,
-        host: ModelServices | None = None,
-    ) -> None:
-        """Start with the complete configuration; `batches` is true if calls share batches.
-
-        `host` provides services to the model, None for none. Raises `LoadFailed` or
-        `Contradiction`.
-        """
-
-    def kind(
-        self, wanted: str, signature: Signature, device: int | None
-    ) -> InstanceKind | AutoChoice:
-        """The kind of an instance, by parameters['execution'] and the cost of a run."""
-        if wanted != "auto":
-            return InstanceKind(wanted)
-        cost = measure(self.infer, signature)
-        # Waiting for a GPU must not block the event loop, nor may a request that determines the
-        # duration of a run.
-        if device is not None or self.loops:
-            return InstanceKind.THREAD
-        return AutoChoice(cost, sizes=sizes_of(signature, cost))
-
-    def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
-        """Run the configuration's samples; raises `LoadFailed`."""
-        warm_up(self.run, signature, str(version), samples)
-
-    # --- while serving
-
-    def placement(self, name: str, version: Surroundings) -> Placement:
-        """The placement for instances like this one, which is named `name`."""
-        return LocalPlacement(version)
-
-    def run(self, batch: Batch, buffer: BatchBuffer | None = None) -> Outcome:
-        """Gather the inputs of a batch and run it. Never raises: a failure is an outcome, too."""
-        started = gathered = monotonic_ns()
-        try:
-            inputs = batch.gather(buffer)
-            gathered = monotonic_ns()
-            arrays = self.infer(inputs, batch.names)
-        except Exception as error:  # any error concerns this batch alone
-            # Not in a variable that outlives this block: the error refers to this frame.
-            return Outcome((), error, started, gathered, monotonic_ns())
-        return Outcome(arrays, None, started, gathered, monotonic_ns())
+    def forget(self) -> None:
+        """Begin anew: memory was given back."""
+        self._most, self._secs = 0, 0.0
 
 
 class LocalInstance:
@@ -179,7 +116,7 @@ class LocalInstance:
     def __init__(
         self,
         name: str,
-        model: LoadedModel,
+        model: InstanceModel,
         kind: InstanceKind | AutoChoice,
         loop: asyncio.AbstractEventLoop,
         place: Callable[[int], Array | None] | None = None,
@@ -203,7 +140,7 @@ class LocalInstance:
         self._busy: int | None = None  # CPU time of its run on the loop
         self._loop = loop
         self._buffer = BatchBuffer(place)
-        self._run_batch = partial(model.run, buffer=self._buffer)
+        self._run_batch = model.batch_function(self._buffer)
         self._work: SimpleQueue[tuple[Batch, Done] | Literal["rest"] | None] = SimpleQueue()
         self._rest_secs = rest_secs
         self._ran = False  # ran since the last look

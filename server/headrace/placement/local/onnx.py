@@ -20,8 +20,8 @@ from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array, TensorArray
 from headrace.ipc.elements import FEW, join, object_array
 from headrace.placement.backend import Backend, BackendContext
+from headrace.placement.loaded import LoadedModel, ModelTraits
 from headrace.placement.local.gpus import Gpus
-from headrace.placement.local.instances import LoadedModel
 from headrace.placement.local.onnx_files import check_locations, read_contents
 from headrace.placement.local.onnx_options import (
     Provider,
@@ -82,13 +82,10 @@ MAX_TEXTS = 1_000_000
 class OnnxModel(LoadedModel):
     """One ONNX Runtime session. Used by one thread at a time."""
 
-    pins_inputs = True
-
     def __init__(
         self,
         session: ort.InferenceSession,
         make_options: Callable[[], ort.RunOptions] = ort.RunOptions,
-        file_bytes: int = 0,
     ) -> None:
         """`make_options` makes the options of runs.
 
@@ -98,7 +95,6 @@ class OnnxModel(LoadedModel):
         # The method behind `run`, without the checks of inputs that were checked before; `run`
         # itself if a version of ONNX Runtime names it differently.
         self._run: Callable[..., list[Any]] | None = getattr(session, "_sess", session).run
-        self.file_bytes = file_bytes
         self._make_options = make_options
         self._options = make_options()  # of the current run, or the next one
         self.inputs = [_info(node) for node in session.get_inputs()]
@@ -208,13 +204,12 @@ class BoundOnnxModel(OnnxModel):
         copy: CopyToHost,
         allocate: Allocate = lambda _: None,
         make_options: Callable[[], ort.RunOptions] = ort.RunOptions,
-        file_bytes: int = 0,
     ) -> None:
         """`device` is ONNX Runtime's name of the device, `number` its number.
 
         Raises `LoadFailed` as `OnnxModel`.
         """
-        super().__init__(session, make_options, file_bytes)
+        super().__init__(session, make_options)
         self._device = device
         self._number = number
         self._copy = copy
@@ -306,14 +301,14 @@ class OnnxBackend(Backend):
                 allocate: Allocate = self._gpus.pinned if spec.pinned_outputs else lambda _: None
                 model: OnnxModel = BoundOnnxModel(
                     session, "cuda", spec.device, partial(cuda.to_host, spec.device), allocate,
-                    each_run, size,
+                    each_run,
                 )  # fmt: skip
             else:
-                model = OnnxModel(session, each_run, size)
-            model.loops = contents.loops
-            return model
+                model = OnnxModel(session, each_run)
         except UnicodeDecodeError as error:
             raise LoadFailed(f"{file.name} holds a name that is not UTF-8") from error
+        model.traits = ModelTraits(file_bytes=size, loops=contents.loops, pins_inputs=True)
+        return model
 
 
 def _share_arena(options: ort.SessionOptions, spec: LoadSpec) -> None:

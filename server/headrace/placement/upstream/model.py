@@ -7,6 +7,7 @@ about decoupled responses and sequences completes the configuration here, and is
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from google.protobuf.message import Message
 
@@ -18,7 +19,8 @@ from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.signature import Signature
 from headrace.core.tensors import TensorArray
 from headrace.placement.choice import AutoChoice, InstanceKind
-from headrace.placement.local.instances import LoadedModel
+from headrace.placement.loaded import ModelTraits, Servable
+from headrace.placement.local.instances import run_batch
 from headrace.placement.placement import ModelServices, Placement, Surroundings
 from headrace.placement.upstream.connection import CallFailed, RemoteDescription, RemoteRequest
 from headrace.placement.upstream.options import MOST_IN_FLIGHT, V2, RemoteOptions
@@ -38,10 +40,10 @@ from headrace.placement.upstream.triton_options import (
     check_managed,
     is_managed,
 )
-from headrace.placement.warming import Sample
+from headrace.placement.warming import Sample, warm_up
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from headrace.protocol.v2_protobuf import RemoteInput
+from headrace.protocol.v2_protobuf import RemoteAnswer, RemoteInput
 from headrace.scheduling.sequences import SequenceRules
 
 _MOST_CALLS = 64  # default limit of calls in flight
@@ -95,20 +97,14 @@ def _described(reconciler: Reconciler) -> "RemoteModel":
         raise
 
 
-class RemoteModel(LoadedModel):
+class RemoteModel(Servable):
     """An upstream model, as described by one of its servers."""
-
-    reads_parameters = True  # possibly, as far as known here
-    exact_shapes = True  # its servers report the clients' shapes
-    row_limit = ""
 
     def __init__(self, reconciler: Reconciler, answered: Endpoint, said: RemoteDescription) -> None:
         """`answered` is the endpoint that has `said` the description."""
         self.reconciler = reconciler
         self.drift = reconciler.differences(said)
         self.forwarding = Forwarding(self.options)
-        self.forward_headers = self.options.forward_headers
-        self.alike = self.forwarding.alike
         self.endpoints = list(reconciler.endpoints)
         self.answered = answered
         self.config = said.config
@@ -116,6 +112,18 @@ class RemoteModel(LoadedModel):
         optional = {i.name for i in said.config.input if i.optional} if said.config else set()
         self.inputs = [_info(tensor, optional) for tensor in said.metadata.inputs]
         self.outputs = [_info(tensor, set()) for tensor in said.metadata.outputs]
+        self.warnings = [f"server {answered.name} has it otherwise: {one}" for one in self.drift]
+        rows = self.max_batch_size
+        if rows is None and not (self.inputs and self.outputs):
+            rows = 0  # nothing is known of it: its requests are sent unbatched
+        self.traits = ModelTraits(
+            reads_parameters=True,  # possibly, as far as known here
+            exact_shapes=True,  # its servers report the clients' shapes
+            max_rows=rows,
+            row_limit="",
+            forward_headers=self.options.forward_headers,
+            alike=self.forwarding.alike,
+        )
         self._batches = self._decoupled = self._managed = False
         # Set by the backend: the model knows its pool of servers.
         self.make_pool: Callable[[str, RemoteModel, Surroundings], Placement]
@@ -135,14 +143,6 @@ class RemoteModel(LoadedModel):
     def max_batch_size(self) -> int | None:
         """The maximum number of rows of a request; None if unknown."""
         return None if self.config is None else self.config.max_batch_size
-
-    def rows(self, default: int) -> int:
-        """The maximum number of rows of a request if the configuration sets none; a model without
-        any such information takes requests unbatched.
-        """
-        if self.max_batch_size is not None:
-            return self.max_batch_size
-        return default if self.inputs and self.outputs else 0
 
     @property
     def max_in_flight(self) -> int:
@@ -199,14 +199,10 @@ class RemoteModel(LoadedModel):
         """Always upstream."""
         return InstanceKind.REMOTE
 
-    def warnings(self) -> Sequence[str]:
-        """Differences between a server's model and the configuration."""
-        return [f"server {self.answered.name} has it otherwise: {one}" for one in self.drift]
-
     def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
         """Warm the model up, unless a managed Triton does so in each of its instances."""
         if not self._managed:
-            super().warm_up(signature, version, samples)
+            warm_up(partial(run_batch, self._infer), signature, str(version), samples)
 
     def placement(self, name: str, version: Surroundings) -> Placement:
         self.forwarding.traces = version.traces
@@ -251,26 +247,23 @@ class RemoteModel(LoadedModel):
         self.sequences = sequence_rules(config)
         self.reconciler.expect(config)
 
-    def infer(
-        self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
-    ) -> Sequence[TensorArray]:
-        """The outputs of one blocking call, for warm-up samples."""
-        # On a temporary thread: waiting needs an event loop, and the warm-up's thread has one.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(self._infer, inputs, outputs).result()
-
     def _infer(
         self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
     ) -> Sequence[TensorArray]:
+        """The outputs of one blocking call, for warm-up samples."""
         tensors = [
             RemoteInput(name, BY_NUMPY[array.dtype], array.shape, [array])
             for name, array in inputs.items()
         ]
-        request = RemoteRequest(tensors, outputs, {})
+        request, seconds = RemoteRequest(tensors, outputs, {}), self.options.timeout
+
+        def call() -> RemoteAnswer:
+            return self.clients.visit(self.answered, lambda client: client.infer(request, seconds))
+
         try:
-            answer = self.clients.visit(
-                self.answered, lambda client: client.infer(request, self.options.timeout)
-            )
+            # On a temporary thread: waiting needs an event loop, and the warm-up's thread has one.
+            with ThreadPoolExecutor(1) as thread:
+                answer = thread.submit(call).result()
         except CallFailed as failed:
             raise failed.failure.error from None
         return [answer.outputs[name] for name in outputs]

@@ -21,9 +21,10 @@ from headrace.core.signature import Signature
 from headrace.core.texts import whole
 from headrace.ipc.elements import Buffer
 from headrace.ipc.frames import ANSWERS, MAX_SLOTS, BrokenFrame, Header, Kind
+from headrace.observability.machine import memory_of
 from headrace.observability.statistics import EndKind
 from headrace.placement.choice import AutoChoice, InstanceKind
-from headrace.placement.local.instances import DEFAULT_ROWS, LoadedModel
+from headrace.placement.loaded import DEFAULT_ROWS, ModelTraits, Servable
 from headrace.placement.placement import ModelServices, NoServices, Surroundings
 from headrace.placement.warming import Sample, Warming
 from headrace.placement.worker.conversation import Conversation, ModelCalls, Slot
@@ -199,21 +200,13 @@ _CONCURRENCY = 32  # default of concurrent batches of a coroutine
 _LOAD_SECS = 600.0  # for a model to be imported
 
 
-class LoadedWorker(LoadedModel):
-    """A worker with an imported model, which `begin` starts.
-
-    `inputs` and `outputs` are empty: they are declared in its configuration. It receives whole
-    batches, and no calls of `infer`.
-    """
-
-    declared_by_code = True
+class LoadedWorker(Servable):
+    """A worker with an imported model, which `begin` starts."""
 
     def __init__(
         self, spec: LoadSpec, loader: str, told: Mapping[str, object] | None = None
     ) -> None:
         """`told` are further arguments of its loader. Raises `LoadFailed` or `InvalidOption`."""
-        knows_default = "default_max_batch_size" in (told or {})
-        self.row_limit = DEFAULT_ROWS if knows_default else CODE_ROWS
         self._loader = loader
         self._told = dict(told or {})
         self._spec = spec
@@ -237,27 +230,22 @@ class LoadedWorker(LoadedModel):
             self.options.limits,
             (*spec.environments.variables, *self.options.variables),
         )
-        self._columns: Sequence[str] = ()
-        self._instances = 1
-        self.process, self._completed = self._loaded(spec.auto_complete, spec.deadline)
+        self.process, self._said = self._loaded(spec.auto_complete, spec.deadline)
+        self.traits = ModelTraits(
+            declared_by_code=True,
+            reads_parameters=bool(self._said["reads_parameters"]),
+            row_limit=DEFAULT_ROWS if "default_max_batch_size" in self._told else CODE_ROWS,
+            quarantine_deaths=self.options.quarantine_deaths,
+        )
         self._config = "{}"
         self._decoupled = False
         self._host: ModelServices | None = None
         self._samples: tuple[Signature, Sequence[Sample]] | None = None
 
-    @property
-    def pid(self) -> int:  # type: ignore[override]
-        """The worker's process id."""
-        return self.process.pid
-
-    @property
-    def quarantine_deaths(self) -> int:  # type: ignore[override]
-        """The number of workers that an input may kill."""
-        return self.options.quarantine_deaths
-
     def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
-        result = with_columns(with_completion(config, self._completed), self._columns)
-        return with_instances(result, self._instances) if auto_complete else result
+        said = self._said
+        result = with_columns(with_completion(config, said.get("config")), said["columns"])
+        return with_instances(result, said["instances"]) if auto_complete else result
 
     def kind(
         self, wanted: str, signature: Signature, device: int | None
@@ -292,6 +280,10 @@ class LoadedWorker(LoadedModel):
         self._warm_up(process)
         return process
 
+    def memory(self, growth: int | None) -> int:
+        """The bytes of its process, and of those that this has started."""
+        return memory_of(self.process.pid)
+
     def placement(self, name: str, version: Surroundings) -> WorkerSet:
         """The set of workers of a version."""
         return WorkerSet(version)
@@ -302,7 +294,8 @@ class LoadedWorker(LoadedModel):
 
     def _loaded(
         self, complete: bool, deadline: float = inf
-    ) -> tuple[WorkerProcess, dict[str, Any] | None]:
+    ) -> tuple[WorkerProcess, dict[str, Any]]:
+        """Another worker that has imported the model, and its report; raises `LoadFailed`."""
         spec = self._spec
         process = WorkerProcess(self._worker_spec, deadline)
         document = {
@@ -314,10 +307,7 @@ class LoadedWorker(LoadedModel):
             "auto_complete": complete,
             **self._told,
         }
-        answer = ask_worker(process, Kind.LOAD, document, _LOAD_SECS)
-        self.reads_parameters = bool(answer["reads_parameters"])
-        self._columns, self._instances = answer["columns"], answer["instances"]
-        return process, answer.get("config")
+        return process, ask_worker(process, Kind.LOAD, document, _LOAD_SECS)
 
     def _start(self, process: WorkerProcess) -> dict[str, Any]:
         args = start_arguments(self._spec, self._config)

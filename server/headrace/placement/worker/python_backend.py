@@ -11,7 +11,7 @@ from headrace.core import plugins
 from headrace.core.model_spec import LoadSpec
 from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.choice import IN_PROCESS
-from headrace.placement.local.instances import LoadedModel
+from headrace.placement.loaded import Servable
 from headrace.placement.worker.python_options import WORKER_PARAMETERS
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
@@ -71,7 +71,7 @@ class PythonBackend(Backend):
                 " process"
             )
 
-    def load(self, spec: LoadSpec) -> LoadedModel:
+    def load(self, spec: LoadSpec) -> Servable:
         """Import the model in a worker, or in this process if configured; raises `LoadFailed`."""
         here = spec.parameters.get("execution") in IN_PROCESS
         return self.load_here(spec) if here else self.load_apart(spec)
@@ -86,9 +86,9 @@ class PythonBackend(Backend):
         """Import the dependencies of `load_here`."""
         plugins.part("in_process")
 
-    def load_here(self, spec: LoadSpec) -> LoadedModel:
+    def load_here(self, spec: LoadSpec) -> Servable:
         """Import the model in this process; raises `LoadFailed` or `InvalidOption`."""
-        loaded: LoadedModel = plugins.part("in_process")(spec, self._loader)
+        loaded: Servable = plugins.part("in_process")(spec, self._loader)
         return loaded
 
 

@@ -12,7 +12,7 @@ from headrace.core.model_spec import LoadSpec
 from headrace.core.texts import flag
 from headrace.placement.backend import BackendContext
 from headrace.placement.choice import IN_PROCESS
-from headrace.placement.local.instances import LoadedModel
+from headrace.placement.loaded import Servable
 from headrace.placement.worker.python_backend import PythonBackend
 from headrace.placement.worker.python_options import WORKER_PARAMETERS
 
@@ -77,7 +77,7 @@ class ArtefactBackend(PythonBackend):
         """True for `parameters` only: there is no code of the model to read others."""
         return name in self.parameters
 
-    def load(self, spec: LoadSpec) -> LoadedModel:
+    def load(self, spec: LoadSpec) -> Servable:
         """Start a worker that loads the file; raises `LoadFailed` or `InvalidOption`."""
         # Libraries would change the server's settings.
         if spec.parameters.get("execution") in IN_PROCESS:
