@@ -226,7 +226,7 @@ def _spaces(stores: Sequence[Store]) -> Mapping[Store, str]:
     spaces: dict[Store, str] = {}
     for store in stores:
         local = isinstance(store, Directory)
-        name = store.path.resolve().name if local else PurePosixPath(store.address).name
+        name = PurePosixPath(Path(store.address).resolve() if local else store.address).name
         number = 1
         while (unique := name if number == 1 else f"{name}-{number}") in spaces.values():
             number += 1
