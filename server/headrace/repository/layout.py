@@ -173,10 +173,8 @@ def read_model_directory(path: Path, config_name: str = "") -> ModelSource:
 
 def looked_at_again(source: ModelSource) -> ModelSource:
     """The model with its current versions, if some of its own are gone."""
-    if (
-        source.file is not None
-        or source.stored is not None
-        or all(source.version_path(version).is_dir() for version in source.versions)
+    if source.file is not None or all(
+        source.version_path(version).is_dir() for version in source.versions
     ):
         return source
     found = read_model_directory(source.path)
