@@ -221,12 +221,6 @@ class Settings:
         "Directory of wheels to build environments from, instead of a package index",
         metavar="DIR",
     )
-    environment_installer: str = setting(
-        "auto",
-        "What installs packages of Python models; `auto` is uv where it is installed and pip has no"
-        " settings of its own, else pip",
-        choices=("auto", "uv", "pip"),
-    )
     environment_build_timeout_secs: int = setting(
         1800, "Timeout for building one environment", least=1
     )
@@ -558,7 +552,7 @@ class Settings:
         return EnvironmentOptions(
             self.environment_cache, self.wheelhouse, self.environment_build_timeout_secs,
             tuple(name for given in self.worker_env for name in variable_names(given)),
-            self.environment_installer, self.environment_cache_bytes,
+            self.environment_cache_bytes,
         )  # fmt: skip
 
     @property

@@ -117,7 +117,7 @@ def test_a_failed_build_and_finished_ones(
 def test_the_next_server_reuses_environments(server: ServerProcess, folder: Path) -> None:
     ended = run("environments", "list", options(folder)[0])
     assert sorted(line.split("  ")[-1] for line in ended.stdout.splitlines()) == [
-        "flavour==1.0", "flavour>=2", "packed.tar.gz",
+        "Flavour == 1.0", "flavour>=2", "packed.tar.gz",
     ]  # fmt: skip
     ended = run("environments", "build", str(folder / "repository"), *options(folder))
     assert ended.returncode == 1  # of one model

@@ -13,10 +13,10 @@ from tests.support.command import FREE_PORTS, run
 from tests.support.server_process import ServerProcess
 from tests.support.watching import until
 
-# An interpreter that makes no environments for as long as there is a certain file.
+# An interpreter that does not answer uv, which asks with -B, while there is a certain file.
 STALLING = """#!/bin/sh
 case "$*" in
-    *-m\\ venv*)
+    *-B*)
         if [ -e {folder}/stall ]; then
             sleep 600 &
             echo $$ $! > {folder}/draft
@@ -84,5 +84,5 @@ def test_a_build_that_takes_too_long(folder: Path) -> None:
     given = [*options(folder), "--environment-build-timeout-secs=1", *FREE_PORTS]
     done = run("serve", "--model-repository", str(folder / "repository"), *given)
     assert done.returncode == 1
-    assert "its environment could not be built: venv was ended after 1 s" in done.stderr
+    assert "its environment could not be built: uv venv was ended after 1 s" in done.stderr
     assert list((folder / "cache").iterdir()) == []

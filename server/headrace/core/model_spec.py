@@ -20,15 +20,14 @@ class EnvironmentOptions:
 
     `cache` is their directory, empty for the default. `wheelhouse`, if not empty, is the directory
     that all packages come from. A build may take `build_secs`. `variables` are names, or patterns
-    of names, of the server's environment variables that workers get besides the default ones.
-    `installer` is `uv`, `pip` or `auto`. The cache keeps `cache_bytes`, any amount for 0.
+    of names, of the server's environment variables that workers get besides the default ones. The
+    cache keeps `cache_bytes`, any amount for 0.
     """
 
     cache: str = ""
     wheelhouse: str = ""
     build_secs: int = 1800
     variables: tuple[str, ...] = ()
-    installer: str = "auto"
     cache_bytes: int = 0
 
 

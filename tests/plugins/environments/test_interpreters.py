@@ -1,4 +1,4 @@
-"""Python version specifiers, discovery of interpreters, and the environment of a build."""
+"""Python version specifiers, and discovery of interpreters."""
 
 import os
 import sys
@@ -9,7 +9,6 @@ import pytest
 from headrace.core.errors import LoadFailed
 from headrace.plugins.environments.interpreters import (
     Interpreter,
-    build_surroundings,
     choose,
     own,
     probe,
@@ -70,23 +69,3 @@ def test_the_newest_that_fits_is_chosen(tmp_path: Path, monkeypatch: pytest.Monk
     assert choose("==9.1.*").version == (9, 1, 0)
     with pytest.raises(LoadFailed, match=r"requires Python >=10; .*there is Python 3\."):
         choose(">=10")
-
-
-GIVEN = {
-    "PATH": "/bin", "LC_ALL": "C", "HTTPS_PROXY": "http://p", "PIP_INDEX_URL": "https://u:p@x/",
-    "UV_DEFAULT_INDEX": "https://y/", "UV_SYSTEM_PYTHON": "1",
-    "PIP_USER": "1", "PIP_TARGET": "/x", "AWS_SECRET": "s", "PYTHONPATH": "/x",
-}  # fmt: skip
-
-
-def test_settings_of_installers_are_passed_and_secrets_are_not() -> None:
-    found = build_surroundings(GIVEN)
-    assert found == {
-        "PATH": "/bin", "LC_ALL": "C", "HTTPS_PROXY": "http://p",
-        "PIP_INDEX_URL": "https://u:p@x/", "UV_DEFAULT_INDEX": "https://y/",
-        "PIP_USER": "0", "PYTHONUNBUFFERED": "1",
-    }  # fmt: skip
-    # Offline nothing names other sources.
-    found = build_surroundings(GIVEN, offline=True)
-    assert not {"PIP_INDEX_URL", "UV_DEFAULT_INDEX"} & found.keys()
-    assert found["PIP_CONFIG_FILE"] == "/dev/null"

@@ -1,4 +1,4 @@
-"""Builds of environments: with venv and uv or pip, or from an archive.
+"""Builds of environments: by uv, or from an archive.
 
 Builders fill a directory provided by the cache, and raise `StepFailed` or `OSError`. They run on
 loading threads. The output of each command is read while it runs, logged, and bounded. If the
@@ -11,24 +11,23 @@ import logging
 import os
 import shutil
 import sys
-import sysconfig
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from time import monotonic
 
 import numpy as np
-from packaging.version import Version
+from uv import find_uv_bin
 
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.placement.child_process import ChildProcess, ProcessOutput, Reaping
 from headrace.plugins.environments.cache import Built, key_of
-from headrace.plugins.environments.interpreters import Interpreter, build_surroundings, own, probe
-from headrace.plugins.environments.requirements import Line, Requirements, redact
+from headrace.plugins.environments.interpreters import Interpreter, own, probe
+from headrace.plugins.environments.requirements import Requirements, read_requirements, redact
+from headrace.plugins.environments.surroundings import build_surroundings
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +122,7 @@ class _LastLines(ProcessOutput):
 
     def line(self, line: bytes) -> None:
         """Keep a line."""
-        if text := redact(line.decode(errors="replace").strip()):
+        if text := redact(line.decode(errors="replace").rstrip()):
             self.lines.append(text[:_LONGEST])
         self.tell()
 
@@ -132,31 +131,12 @@ class _LastLines(ProcessOutput):
         self._progress.at(self.lines[-1] if self.lines else "")
 
 
-_LAYOUT = 2  # incremented when the build procedure changes
+_LAYOUT = 3  # incremented when the build procedure changes
 _UNPACK = Path(__file__).with_name("unpack.py")
 _MOST_UNPACKED = 64 << 30  # maximum bytes of an unpacked archive
 _LEAST_NUMPY = "numpy>=1.23"  # for workers, if the requirements include none
 _LINKED = "headrace-numpy"
 UNFIT = "the model's environment lacks an interpreter, or numpy"
-_PIP = ("-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-color")
-_PIP_INSTALL = ("install", "--progress-bar=off")
-_LEAST_PIP = Version("22.3")  # first version that installs into environments without pip
-# Like pip: the best version of all indexes, and byte code, which an image cannot add later.
-_UV = "pip install --no-progress --compile-bytecode --index-strategy=unsafe-best-match"
-# Options that uv accepts on the command line only, by requirements option.
-_UV_OPTIONS = {
-    "--pre": "--prerelease=allow", "--prefer-binary": "", "--require-hashes": "--require-hashes",
-    "--trusted-host": "--allow-insecure-host",
-}  # fmt: skip
-# Settings of pip that affect neither packages nor their sources.
-_HARMLESS = frozenset({
-    "PIP_USER", "PIP_DISABLE_PIP_VERSION_CHECK", "PIP_NO_INPUT", "PIP_NO_COLOR", "PIP_CACHE_DIR",
-    "PIP_NO_CACHE_DIR", "PIP_PROGRESS_BAR", "PIP_ROOT_USER_ACTION",
-})  # fmt: skip
-_PIP_FILES = (
-    "/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf",
-    f"{sys.prefix}/pip.conf",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +161,7 @@ def packages_plan(spec: LoadSpec, requirements: Requirements, interpreter: Inter
     ]  # fmt: skip
     return Plan(
         key_of(identity),
-        lambda path, lock: _Venv(spec, interpreter, path, lock).make(requirements),
+        lambda path, lock: _install(spec, interpreter, requirements, path, lock),
         _own_numpy(),
     )
 
@@ -207,119 +187,59 @@ def check_ready(directory: Path) -> Interpreter:
     return found
 
 
-class _Venv:
-    """One build of a virtual environment."""
-
-    def __init__(self, spec: LoadSpec, interpreter: Interpreter, path: Path, lock: int) -> None:
-        self._spec = spec
-        self._interpreter = interpreter
-        self._path = path
-        self._lock = lock
-        self._python = str(path / "bin" / "python")
-        self._wheelhouse = spec.environments.wheelhouse
-
-    def make(self, requirements: Requirements) -> Built:
-        """Build it; raises `StepFailed` or `OSError`."""
-        wanted = tuple(redact(line.identity) for line in requirements.wanted)
-        if self._wheelhouse and not Path(self._wheelhouse).is_dir():
-            raise StepFailed(f"there is no wheelhouse {self._wheelhouse}")
-        need = "it needs" if len(wanted) == 1 else "they need"
-        what = f"{_count(len(wanted))} and what {need}" if wanted else "numpy"
-        progress = _progress(self._spec, f"{what}, {self._interpreter}")
-        temporary = self._path / "tmp"
-        temporary.mkdir(mode=0o700)  # requirements may hold passwords
-        offline = bool(self._wheelhouse)
-        steps = _steps(self._spec, self._lock, progress, temporary, offline)
-        uv = find_uv(self._spec.environments.installer, steps.environment)
-        command = _pip_command(self._interpreter, self._python)
-        if uv:
-            arguments = uv_arguments(requirements.lines, steps.environment, offline)
-            command = [uv, *arguments, "--python", self._python]
-        # Installing pip takes most of the time of a small environment.
-        without = ["--without-pip"] if command[0] != self._python else []
-        venv = [self._interpreter.path, "-I", "-m", "venv", *without, str(self._path)]
-        steps.run("venv", venv, temporary)
-
-        def install(*what: str) -> None:
-            if self._wheelhouse:
-                what = "--no-index", "--find-links", os.path.abspath(self._wheelhouse), *what
-            steps.run("uv" if uv else "pip", [*command, *what], temporary)
-
-        if requirements.wanted:
-            install(*self._files(requirements, temporary, bool(uv)))
-        [site] = self._path.glob("lib/*/site-packages")
-        linked = ""
-        if not (site / "numpy").is_dir():
-            if self._interpreter.abi == own().abi:
-                _link_numpy(self._path, site)
-                linked = _own_numpy()
-            else:
-                install(_LEAST_NUMPY)
-        shutil.rmtree(temporary)
-        installed = len(list(site.glob("*.dist-info")))
-        progress.done(f"{_count(installed)}, {self._interpreter}")
-        return Built(wanted, str(self._interpreter), linked)
-
-    def _files(self, requirements: Requirements, folder: Path, uv: bool) -> list[str]:
-        """Write the requirements files; returns the options that name them."""
-        lines = [line.text for line in requirements.lines]
-        if self._wheelhouse:
-            lines = [t for t in lines if not (t.startswith("--find-links") and "://" in t)]
-        if uv:
-            lines = [text for text in lines if text.partition(" ")[0] not in _UV_OPTIONS]
-        files = {"-r": lines, "-c": [line.text for line in requirements.constraints]}
-        options = []
-        for option, texts in files.items():
-            file = folder / f"pip{option}.txt"
-            file.write_text("\n".join(texts) + "\n", "utf-8")
-            options += [option, str(file)]
-        return options
+def _install(
+    spec: LoadSpec, interpreter: Interpreter, requirements: Requirements, path: Path, lock: int
+) -> Built:
+    """A virtual environment with packages; raises `StepFailed`, `LoadFailed` or `OSError`."""
+    wanted = tuple(redact(line.partition(" --")[0]) for line in requirements.wanted)
+    wheelhouse = spec.environments.wheelhouse
+    if wheelhouse and not Path(wheelhouse).is_dir():
+        raise StepFailed(f"there is no wheelhouse {wheelhouse}")
+    need = "it needs" if len(wanted) == 1 else "they need"
+    what = f"{_count(len(wanted))} and what {need}" if wanted else "numpy"
+    progress = _progress(spec, f"{what}, {interpreter}")
+    temporary = path / "tmp"
+    temporary.mkdir(mode=0o700)  # requirements may hold passwords
+    steps = _steps(spec, lock, progress, temporary, bool(wheelhouse))
+    uv = _uv_command(steps.environment, temporary, bool(wheelhouse))
+    venv = ["venv", "--no-project", "--allow-existing", "--python", interpreter.path, str(path)]
+    steps.run("uv venv", [*uv, *venv], temporary)
+    # An image, for example, cannot add byte code later.
+    python = str(path / "bin" / "python")
+    install = [*uv, "pip", "install", "--compile-bytecode", "--python", python]
+    if wheelhouse:
+        install += ["--no-index", "--find-links", os.path.abspath(wheelhouse)]
+    if requirements.wanted:
+        file = requirements.file or temporary / "requirements.txt"
+        if not requirements.file:
+            file.write_text("\n".join(requirements.wanted) + "\n", "utf-8")
+        # One hash requires all, as with pip.
+        hashes = ["--require-hashes"] * any(" --hash" in line for line in requirements.wanted)
+        steps.run("uv", [*install, *hashes, "-r", str(file)], requirements.folder)
+        # Otherwise the key is that of another environment.
+        if requirements.file and read_requirements(file, spec.root) != requirements:
+            raise StepFailed("the requirements changed while they were installed")
+    [site] = path.glob("lib/*/site-packages")
+    linked = ""
+    if not (site / "numpy").is_dir():
+        if interpreter.abi == own().abi:
+            _link_numpy(path, site)
+            linked = _own_numpy()
+        else:
+            steps.run("uv", [*install, _LEAST_NUMPY], temporary)
+    shutil.rmtree(temporary)
+    installed = len(list(site.glob("*.dist-info")))
+    progress.done(f"{_count(installed)}, {interpreter}")
+    return Built(wanted, str(interpreter), linked)
 
 
-def find_uv(choice: str, environment: Mapping[str, str]) -> str:
-    """The path of uv if it is to install packages, else "" for pip.
-
-    Unless `choice` names one of them, uv is used if it is installed and pip has no settings, which
-    uv would ignore. Raises `StepFailed`.
-    """
-    if choice == "pip":
-        return ""
-    places = sysconfig.get_path("scripts"), environment.get("PATH", "")
-    uv = shutil.which("uv", path=os.pathsep.join(places)) or ""
-    if choice == "uv":
-        if not uv:
-            raise StepFailed("there is no uv: pip install 'headrace[environments]'")
-        return uv
-    settings = {name for name in environment if name.startswith("PIP_")} - _HARMLESS
-    if environment.get("PIP_CONFIG_FILE") == os.devnull:
-        settings.remove("PIP_CONFIG_FILE")
-    else:
-        settings |= {path for path in _PIP_FILES if Path(path).expanduser().is_file()}
-    return "" if settings else uv
-
-
-def uv_arguments(lines: Sequence[Line], environment: Mapping[str, str], offline: bool) -> list[str]:
-    """The arguments that make uv behave like pip, and those from the requirements."""
-    arguments = _UV.split()
-    for line in lines:
-        name, _, value = line.text.partition(" ")
-        if name in _UV_OPTIONS:
-            arguments += filter(None, (_UV_OPTIONS[name], value))
-    if any("--hash" in line.text for line in lines):  # one hash requires all, as with pip
-        arguments.append("--require-hashes")
+def _uv_command(environment: Mapping[str, str], folder: Path, offline: bool) -> list[str]:
+    """uv's command; its project is `folder`, so that files beside the model configure nothing."""
+    command = [find_uv_bin(), "--no-python-downloads", "--project", str(folder)]
     cache = environment.get("UV_CACHE_DIR") or environment.get("XDG_CACHE_HOME") or "~/.cache"
     if offline or not os.access(os.path.expanduser(cache), os.W_OK):
-        arguments.append("--no-cache")
-    return [*arguments, "--no-config"] if offline else arguments
-
-
-def _pip_command(interpreter: Interpreter, python: str) -> list[str]:
-    """The command of the server's pip, or for another Python that of the environment's."""
-    with suppress(metadata.PackageNotFoundError):
-        able = Version(metadata.version("pip")) >= _LEAST_PIP
-        if able and interpreter.version == own().version:
-            return [sys.executable, *_PIP, "--python", python, *_PIP_INSTALL]
-    return [python, *_PIP, *_PIP_INSTALL]
+        command.append("--no-cache")
+    return [*command, "--offline", "--no-config"] if offline else command
 
 
 def _unpack(spec: LoadSpec, archive: Path, path: Path, lock: int) -> Built:

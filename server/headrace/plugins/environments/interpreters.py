@@ -6,40 +6,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from headrace.core.errors import LoadFailed
-from headrace.placement.child_process import passed_variables
-
-# Environment variables for builds, besides those of workers: the configuration of pip, uv,
-# compilers and downloads, without variables that would redirect the installation.
-_PASSED = (
-    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
-    "CURL_CA_BUNDLE", "NETRC", "SSH_AUTH_SOCK", "GIT_SSH_COMMAND", "CC", "CXX", "CFLAGS",
-    "CXXFLAGS", "LDFLAGS", "CUDA_HOME", "PYENV_ROOT", "PYENV_VERSION", "HTTP_PROXY", "HTTPS_PROXY",
-    "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
-)  # fmt: skip
-_ELSEWHERE = frozenset(
-    {
-        "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON", "PIP_DRY_RUN",
-        "PIP_REQUIREMENT", "PIP_CONSTRAINT", "PIP_EDITABLE", "PIP_REPORT", "PIP_LOG",
-        "PIP_VERBOSE", "PIP_QUIET", "PIP_REQUIRE_VIRTUALENV", "PIP_IGNORE_INSTALLED",
-        "UV_SYSTEM_PYTHON", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE", "UV_WORKING_DIR",
-    }
-)  # fmt: skip
-
-
-def build_surroundings(environment: Mapping[str, str], offline: bool = False) -> dict[str, str]:
-    """The environment variables of a build; `offline` removes pip's configuration."""
-    found = passed_variables(environment, _PASSED if offline else (*_PASSED, "PIP_*", "UV_*"))
-    if offline:
-        found["PIP_CONFIG_FILE"] = os.devnull
-    kept = {name: value for name, value in found.items() if name not in _ELSEWHERE}
-    return kept | {"PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
-
+from headrace.plugins.environments.surroundings import build_surroundings
 
 OLDEST = (3, 10)  # oldest Python for a worker
 _NEWEST_MINOR = 20  # newest minor version that is searched for
@@ -89,7 +62,7 @@ def probe(path: str) -> Interpreter:
     try:
         ended = subprocess.run(
             [path, "-I", "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_SECS,
-            check=False, env=build_surroundings(os.environ), stdin=subprocess.DEVNULL,
+            check=False, env=build_surroundings(os.environ, offline=True), stdin=subprocess.DEVNULL,
         )  # fmt: skip
         told = json.loads(ended.stdout)
         executable, real, version = told[:3]

@@ -1,26 +1,22 @@
-"""Requirements of a model: a requirements file, a list, or a script block (PEP 723).
+"""Requirements of a model: a requirements file, or a script block (PEP 723).
 
     # /// script
     # requires-python = ">=3.11"
     # dependencies = ["scikit-learn==1.6.*"]
     # ///
 
-Files named by requirements must be within the model's directory, even with links resolved. pip gets
-their absolute paths, but keys of environments use their content: an environment is the same
-wherever the model is stored.
+uv reads and checks them. What is read here are the files that they name: these must be within the
+model's directory, even with links resolved, and identify an environment by their content, wherever
+the model is stored.
 """
 
 import hashlib
+import os
 import re
-import shlex
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
-
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
 
 from headrace.core.errors import LoadFailed
 
@@ -62,231 +58,141 @@ def read_script_block(source: str) -> ScriptBlock | None:
     return ScriptBlock(tuple(dependencies), requires.strip())
 
 
-_COMMENT = re.compile(r"(^|\s)#.*$")
-_URL = re.compile(r"[A-Za-z][\w+.-]*:")
-_PATH = re.compile(r"(?P<path>.*?)(?P<extras>\[[^\]]*\])?(?P<rest>\s*(;| --).*)?")
-_ARCHIVES = (".whl", ".zip", ".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz")
-_VALUES = {
-    "-i": "--index-url", "--index-url": "--index-url", "--extra-index-url": "--extra-index-url",
-    "-f": "--find-links", "--find-links": "--find-links", "--no-binary": "--no-binary",
-    "--only-binary": "--only-binary", "--trusted-host": "--trusted-host",
-    "-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c",
-}  # fmt: skip
-_FLAGS = ("--pre", "--prefer-binary", "--require-hashes", "--no-index")
-_MOST_FILES = 50  # files that include one another
-
-
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One line for pip, and its identity without paths of this machine."""
-
-    text: str
-    identity: str
-
-
-@dataclass(slots=True)
 class Requirements:
-    """The lines for pip, of all included files in order, and constraints."""
+    """Packages for uv to install, from a file or, without one, a script block.
 
-    lines: list[Line] = field(default_factory=list)
-    constraints: list[Line] = field(default_factory=list)
+    `wanted` are the lines that name a package, by paths relative to `folder` if it is a file.
+    `identity` is the same wherever the model is stored.
+    """
 
-    @property
-    def wanted(self) -> list[Line]:
-        """The lines that name a package."""
-        return [line for line in self.lines if not line.text.startswith("-")]
-
-    @property
-    def identity(self) -> list[list[str]]:
-        """A value that identifies these requirements."""
-        return [
-            sorted({line.identity for line in lines}) for lines in (self.lines, self.constraints)
-        ]
+    folder: Path
+    file: Path | None = None
+    wanted: tuple[str, ...] = ()
+    identity: Mapping[str, object] = field(default_factory=dict)
 
 
 def read_requirements(path: Path, root: Path) -> Requirements:
     """The requirements in a file of the model directory `root`; raises `LoadFailed`."""
-    found = Requirements()
-    _Reader(root, found).read_file(path, found.lines)
-    return found
+    real = path.resolve()
+    reader = _Reader(root, real.parent)
+    reader.file("-r", real.name, real.parent, path.name)
+    return Requirements(real.parent, real, tuple(reader.wanted), reader.identity)
 
 
-def from_dependencies(dependencies: Iterable[str], root: Path, where: str) -> Requirements:
-    """The requirements in a list, without options; `where` is for errors. Raises `LoadFailed`."""
-    found = Requirements()
-    reader = _Reader(root, found)
-    for text in dependencies:
-        if text.lstrip().startswith("-") or "\n" in text:
-            raise LoadFailed(f"{where}: {redact(text)!r} is no requirement")
-        found.lines.append(reader.requirement(" ".join(text.split()), root, where))
-    return found
+def from_dependencies(dependencies: Iterable[str], root: Path) -> Requirements:
+    """The requirements in a script block, for the model directory `root`; raises `LoadFailed`."""
+    folder = root.resolve()
+    reader = _Reader(root, folder)
+    wanted = tuple(" ".join(text.split()) for text in dependencies)
+    for line in wanted:
+        where = f"the script block's {redact(line)!r}"
+        if line.startswith("-"):
+            raise LoadFailed(f"{where} is no requirement")
+        reader.requirement(line, where)
+    return Requirements(folder, None, wanted, reader.identity | {"": wanted})
+
+
+# What uv ignores: a comment, to the end of the line whatever it is, and the end of other lines.
+_IGNORED = re.compile(r"(?m)(?:^|(?<=\s))#.*$|\\\n")
+_HASHES = re.compile(r" --hash[ =]\S+")
+# A package's location, by `@` or without, or its name; then extras and a marker.
+_PACKAGE = re.compile(
+    r"(?:[\w.-]+\s*(?:\[[^\]]*\]\s*)?(@)\s*)?([^;]+?)\s*(?:\[[^\]]*\])?\s*(?:;.*)?"
+)
+_REMOTE = re.compile(r"(git\+(ssh|git|https?)|https?)://|\$\{(PIP|UV)_")
+_NOT_IN_PATHS = frozenset(":$%\"'")  # uv decodes URLs, replaces variables, and removes quotes
+# Options that include a file, and whether its packages are wanted.
+_INCLUDES = {"-r": True, "--requirement": True, "-c": False, "--constraint": False}
+_LINKS = ("-f", "--find-links")
+_INDEXES = ("-i", "--index-url", "--extra-index-url")
+_VALUED = (*_INCLUDES, *_LINKS, *_INDEXES, "--no-binary", "--only-binary")
+_FLAGS = ("--no-index", "--prefer-binary", "--require-hashes")
 
 
 class _Reader:
-    """Reads one set of requirements from its files."""
+    """Finds the packages and files that one set of requirements names."""
 
-    def __init__(self, root: Path, found: Requirements) -> None:
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.wanted: list[str] = []
+        self.identity: dict[str, object] = {}
         self._root = root.resolve()
-        self._found = found
-        self._files: set[tuple[Path, bool]] = set()
+        self._folder = folder
 
-    def read_file(self, path: Path, into: list[Line]) -> None:
-        """Append the lines of a file and of its includes; raises `LoadFailed`."""
-        real = path.resolve()
-        name = str(real.relative_to(self._root)) if self._inside(real) else path.name
-        constrains = into is self._found.constraints
-        if (real, constrains) in self._files:
+    def file(self, option: str, value: str, folder: Path, where: str) -> None:
+        """Read a file that an option includes; raises `LoadFailed`."""
+        path = self._path(value, folder, where)
+        name = os.path.relpath(path, self._folder)
+        if f"{option} {name}" in self.identity:
             return
-        self._files.add((real, constrains))
-        if len(self._files) > _MOST_FILES:
-            raise LoadFailed(f"{name}: more than {_MOST_FILES} files of requirements")
-        if not self._inside(real):
-            raise LoadFailed(f"{name}: it lies outside of the model's directory")
         try:
-            text = real.read_text("utf-8-sig")
+            text = path.read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8"
             raise LoadFailed(f"{name}: it cannot be read: {reason}") from error
-        for number, line in _logical_lines(text):
-            where = f"{name}:{number}"
+        found = (" ".join(line.split()) for line in _IGNORED.sub("", text).splitlines())
+        self.identity[f"{option} {name}"] = lines = list(filter(None, found))
+        for line in lines:
+            where = f"{name}: {redact(line)!r}"
             if line.startswith("-"):
-                self._option(line, real.parent, where, into)
-            else:
-                into.append(self.requirement(line, real.parent, where))
-
-    def requirement(self, line: str, folder: Path, where: str) -> Line:
-        """Parse a line that names a package; raises `LoadFailed`."""
-        if _URL.match(line):
-            return self._from_url(line, line.split()[0], where)
-        text, *options = re.split(r"\s(?=--)", line, maxsplit=1)
-        try:
-            found = Requirement(text)
-        except InvalidRequirement:
-            return self._local(line, folder, where)
-        if found.url is not None:
-            return self._from_url(line, found.url, where)
-        if _is_archive(found.name):
-            return self._local(line, folder, where)
-        found.name = canonicalize_name(found.name)
-        return Line(line, " ".join([str(found), *options]))
-
-    def _from_url(self, line: str, url: str, where: str) -> Line:
-        parts = urlsplit(url)
-        if not parts.scheme or not (parts.netloc or parts.path.startswith("/")):
-            raise LoadFailed(f"{where}: {redact(url)!r} is no URL")
-        if "file" not in parts.scheme.split("+"):
-            return Line(line, line)
-        path = self._archive(Path(unquote(parts.path)), where)
-        return Line(line, line.replace(url, _digest(path, self._root, where)))
-
-    def _local(self, line: str, folder: Path, where: str) -> Line:
-        match = _PATH.fullmatch(line)
-        assert match is not None  # the pattern matches any text
-        name = match["path"].strip()
-        if not (folder / name).exists() and "/" not in name and not _is_archive(name):
-            raise LoadFailed(
-                f"{where}: {redact(line)!r} is neither a requirement, such as numpy>=2, nor the"
-                " name of a wheel or archive"
-            )
-        path = self._archive(folder / name, where)
-        tail = (match["extras"] or "") + (match["rest"] or "")
-        return Line(f"{path}{tail}", _digest(path, self._root, where) + tail)
-
-    def _option(self, line: str, folder: Path, where: str, into: list[Line]) -> None:
-        try:
-            words = shlex.split(line)
-        except ValueError as error:
-            raise LoadFailed(f"{where}: {error}") from error
-        while words:
-            name, given, value = words.pop(0).partition("=")
-            if name[:2] in _VALUES and len(name) > 2:  # -rfile
-                name, given, value = name[:2], "=", name[2:] + given + value
-            if name in _FLAGS and not given:
-                into.append(Line(name, name))
+                self._options(line.split(), path.parent, where)
                 continue
-            if name not in _VALUES:
-                raise LoadFailed(f"{where}: {_refusal(name)}")
-            if not given and not words:
-                raise LoadFailed(f"{where}: {name} needs a value")
-            self._valued(_VALUES[name], value if given else words.pop(0), folder, where, into)
+            self.requirement(line, where)
+            if _INCLUDES[option]:
+                self.wanted.append(line)
 
-    def _valued(self, name: str, value: str, folder: Path, where: str, into: list[Line]) -> None:
-        if name in ("-r", "-c"):
-            if "://" in value:
-                raise LoadFailed(f"{where}: {name} of a URL is not followed")
-            path = self._within(folder / value, where)
-            self.read_file(path, self._found.constraints if name == "-c" else into)
-        elif name == "--find-links" and not _URL.match(value):
-            path = self._within(folder / value, where)
-            into.append(Line(f"{name} {path}", f"{name} {_digest(path, self._root, where)}"))
-        elif value.startswith("file:"):
-            raise LoadFailed(f"{where}: {name} of a file: give its path")
-        else:
-            into.append(Line(f"{name} {value}", f"{name} {value}"))
+    def _options(self, words: list[str], folder: Path, where: str) -> None:
+        """Check a line of options; raises `LoadFailed`."""
+        while words:
+            name, _, value = words.pop(0).partition("=")
+            if name in _VALUED and not value and words:
+                value = words.pop(0)
+            if name in _INCLUDES:
+                self.file(name, value, folder, where)
+            elif name in _LINKS and not _REMOTE.match(value):
+                self._content(self._path(value, folder, where), where)
+            elif name in _INDEXES and not _REMOTE.match(value):
+                raise LoadFailed(f"{where}: expected a URL")
+            elif name not in (*_VALUED, *_FLAGS):
+                raise LoadFailed(f"{where}: option {name} is not taken from a model")
 
-    def _archive(self, path: Path, where: str) -> Path:
-        """The path of a file within the model's directory; raises `LoadFailed`.
+    def requirement(self, line: str, where: str) -> None:
+        """Check a line that names a package; raises `LoadFailed`."""
+        text = _HASHES.sub("", line)
+        if " -" in text:
+            raise LoadFailed(f"{where}: options stand on lines of their own")
+        match = _PACKAGE.fullmatch(text)
+        if match is None or _REMOTE.match(match[2]):
+            return
+        by_path = match[1] or "/" in match[2] or match[2].startswith(".")
+        if by_path or (self._folder / match[2]).is_file():
+            path = self._path(match[2], self._folder, where)
+            if path.is_dir():  # building it would change it
+                raise LoadFailed(f"{where} is a directory; expected a wheel or archive")
+            self._content(path, where)
 
-        Not a directory: pip builds inside it, which would change its content.
-        """
-        real = self._within(path, where)
-        if real.is_dir():
-            raise LoadFailed(f"{where}: {real.name!r} is a directory; expected a wheel or archive")
-        return real
+    def _path(self, value: str, folder: Path, where: str) -> Path:
+        """A path within the model's directory, links followed; raises `LoadFailed`."""
+        path = folder / value
+        # For uv, `..` behind a link leads back, or up from the link's target, by the kind of line.
+        clear = Path(os.path.normpath(path)).resolve() == path.resolve()
+        if _NOT_IN_PATHS.intersection(value) or not clear or not self._holds(path):
+            raise LoadFailed(f"{where} leads to no file in the model's directory")
+        return path
 
-    def _within(self, path: Path, where: str) -> Path:
-        """`path` with links resolved, within the model's directory; raises `LoadFailed`."""
+    def _holds(self, path: Path) -> bool:
         real = path.resolve()
-        if not self._inside(real):
-            raise LoadFailed(f"{where}: {path.name!r} lies outside of the model's directory")
-        if not real.exists():
-            name = str(real.relative_to(self._root))
-            raise LoadFailed(f"{where}: there is no file {name!r} in the model's directory")
-        return real
+        return real.is_relative_to(self._root) and real.exists()
 
-    def _inside(self, real: Path) -> bool:
-        return real.is_relative_to(self._root)
-
-
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, without comments, with continuations joined."""
-    parts: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        comment = line.lstrip().startswith("#")
-        if line.endswith("\\") and not comment:
-            parts.append(line[:-1])
-            continue
-        whole = " ".join(_COMMENT.sub("", "".join([*parts, "" if comment else line])).split())
-        parts.clear()
-        if whole:
-            yield number, whole
-    if whole := " ".join("".join(parts).split()):
-        yield len(text.splitlines()), whole
-
-
-def _is_archive(name: str) -> bool:
-    return name.lower().endswith(_ARCHIVES)
-
-
-def _refusal(name: str) -> str:
-    if name in ("-e", "--editable"):
-        return "an editable requirement would change beneath its environment; name it without -e"
-    return f"option {name} is not taken from a model; expected one of" + (
-        f" {', '.join([*dict.fromkeys(_VALUES.values()), *_FLAGS])}"
-    )
-
-
-def _digest(path: Path, root: Path, where: str) -> str:
-    """The digest of a file, or of all files of a directory; raises `LoadFailed`."""
-    total = hashlib.sha256()
-    try:
-        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            if not file.resolve().is_relative_to(root):
-                raise LoadFailed(f"{where}: {file.name!r} links out of the model's directory")
-            if file.is_file():
-                total.update(f"{file.name}\0".encode())
-                with file.open("rb") as stream:
-                    total.update(hashlib.file_digest(stream, "sha256").digest())
-    except OSError as error:
-        raise LoadFailed(f"{where}: {path.name!r} cannot be read: {error.strerror}") from error
-    return f"{path.name} sha256:{total.hexdigest()}"
+    def _content(self, path: Path, where: str) -> None:
+        """Identify a file, or all files of a directory; raises `LoadFailed`."""
+        try:
+            for file in path.iterdir() if path.is_dir() else [path]:
+                if not self._holds(file):
+                    raise LoadFailed(f"{where}: {file.name!r} links out of the model's directory")
+                if file.is_file():
+                    with file.open("rb") as stream:
+                        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                    self.identity[os.path.relpath(file, self._folder)] = digest
+        except OSError as error:
+            raise LoadFailed(f"{where}: {path.name} cannot be read: {error.strerror}") from error

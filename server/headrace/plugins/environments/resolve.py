@@ -125,7 +125,7 @@ def _block(spec: LoadSpec) -> ScriptBlock:
 def _requirements(spec: LoadSpec, block: ScriptBlock) -> Requirements:
     """The requirements from the first source that has any, even an empty list."""
     folder, name = spec.path.parent, spec.path.name
-    asked = from_dependencies(block.dependencies, spec.root, f"{name}: dependencies")
+    asked = from_dependencies(block.dependencies, spec.root)
     if spec.single_file:
         return asked
     beside = _read(folder / _FILE, spec.root)
@@ -135,7 +135,7 @@ def _requirements(spec: LoadSpec, block: ScriptBlock) -> Requirements:
         )
     if asked.wanted:
         return asked
-    return beside or _read(spec.root / _FILE, spec.root) or Requirements()
+    return beside or _read(spec.root / _FILE, spec.root) or asked
 
 
 def _read(path: Path, root: Path) -> Requirements | None:
