@@ -32,8 +32,8 @@ from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
 from headrace.core.process import allow_many_files, serve_promptly
 from headrace.doors.server import ServerDoors
-from headrace.engine.model import ModelVersion
 from headrace.engine.tracing import Tracing, make_tracing
+from headrace.engine.version import ModelVersion
 from headrace.ipc.allocation import keep_memory
 from headrace.observability.logs import LogControl, Logs
 from headrace.options import SettingsError
@@ -350,14 +350,14 @@ def print_models(versions: list[ModelVersion], unavailable: list[tuple[str, str]
     for version in versions:
         instances = backend = ""
         if version.ready:
-            kinds = [str(instance.kind) for instance in version.instances]
+            kinds = [str(instance.kind) for instance in version.report.instances]
             instances = ", ".join(f"{kinds.count(k)} x {k}" for k in dict.fromkeys(kinds))
             backend = version.config.backend
             if gpus := {gpu for group in version.config.instance_group for gpu in group.gpus}:
                 instances += f" (GPU {', '.join(map(str, sorted(gpus)))})"
         rows.append(
             (version.model, version.name, backend, instances, str(version.state),
-             f"{version.load_seconds:.2f} s" if version.ready else "")
+             f"{version.report.load_seconds:.2f} s" if version.ready else "")
         )  # fmt: skip
     rows += [(name, "", "", "", "UNAVAILABLE", "") for name, _ in unavailable if "/" not in name]
     head = ("model", "version", "backend", "instances", "state", "load")

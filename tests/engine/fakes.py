@@ -8,7 +8,7 @@ from typing import Any, cast
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.metrics import ServerCollector
-from headrace.engine.model import ModelVersion, Traffic
+from headrace.engine.model import Traffic
 from headrace.engine.pieces import Pieces
 from headrace.observability.machine import Machine
 from headrace.observability.model_metrics import ModelMetrics
@@ -38,6 +38,10 @@ class FakeVersion:
     @property
     def config(self) -> SimpleNamespace:
         return SimpleNamespace(metric_tags=self.tags)
+
+    @property
+    def report(self) -> "FakeVersion":
+        return self
 
 
 @dataclass
@@ -77,8 +81,3 @@ def collector(
     """The collector that turns an engine's state into metric families."""
     found = gpus or GpuSeries()
     return ServerCollector(cast(Engine, engine), machine, options, lambda: found)
-
-
-def a_version(statistics: VersionStatistics) -> ModelVersion:
-    """A version with these counters."""
-    return cast(ModelVersion, FakeVersion("m", "1", statistics))

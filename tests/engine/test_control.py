@@ -36,7 +36,7 @@ class World(worlds.World):
         return self.engine.control
 
     async def ask(self, name: str) -> float:
-        return await ask(self.engine.find_version(name))
+        return await ask(self.engine.find(name))
 
     async def index(self) -> list[tuple[str, str, str]]:
         return [(m.name, m.state, m.reason) for m in await self.control.index()]

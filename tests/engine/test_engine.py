@@ -30,8 +30,8 @@ def test_other_versions_are_refused_and_quoted_in_part(text: str) -> None:
     assert f"version string '{text[:40]}'" in str(caught.value)
 
 
-TENANT = SimpleNamespace(forwarded_headers=("x-tenant",))
-PLAIN = SimpleNamespace(forwarded_headers=())
+TENANT = SimpleNamespace(chain=SimpleNamespace(forwarded_headers=("x-tenant",)))
+PLAIN = SimpleNamespace(chain=SimpleNamespace(forwarded_headers=()))
 
 
 def test_an_unloaded_model_keeps_its_forwarded_headers() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from headrace.core.errors import ModelNotReady, NotFound
 from headrace.engine.chain import Compose, StageModel, StagePlugin
-from headrace.engine.model import State
 from headrace.engine.opening import LoadOptions
+from headrace.engine.version import State
 from headrace.repository.layout import ModelSource, read_model_directory
 from headrace.repository.model_files import write_manifest
 from tests.engine import worlds
@@ -55,7 +55,7 @@ class World(worlds.World):
         return loading
 
     async def ask(self, version: str = "") -> float:
-        return await ask(self.engine.find_version("m", version))
+        return await ask(self.engine.find("m", version))
 
     async def asked(self, count: int = 1) -> "list[asyncio.Task[float]]":
         """Requests that wait for `run_now`."""
@@ -107,7 +107,7 @@ async def test_the_old_version_serves_while_the_new_one_loads(world: World) -> N
     assert [await world.ask(), await world.ask("1")] == [2, 2]
     assert world.index() == [("1", "READY", "")]
     (version,) = [v for v in world.engine.versions() if v.ready]
-    assert version.statistics.success_count == 3  # counters go on
+    assert version.report.statistics.success_count == 3  # counters go on
 
 
 async def test_the_old_version_finishes_accepted_requests(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ async def test_an_unloaded_model_stays_in_the_index_and_can_be_loaded_again(
     assert world.index() == [("1", "READY", "")]
     assert await world.ask() == 2
     (version,) = world.engine.counted("m")
-    assert version.statistics.inference_count == 2
+    assert version.report.statistics.inference_count == 2
 
 
 async def test_an_unloaded_model_finishes_accepted_requests(tmp_path: Path) -> None:
@@ -480,19 +480,19 @@ async def test_instances_are_added_and_removed_in_place(
         begun = await world.asked(20)
         world.configure(CONFIG.format("thread") + GROUPS.format(3))
         assert await world.reload() == ""
-        assert world.engine.find("m") is version
+        assert world.engine.find_version("m") is version
         assert world.engine.find_version("m").config.instance_group[0].count == 3
-        assert [len(world.backend.loaded), len(version.instances)] == [3, 3]
+        assert [len(world.backend.loaded), len(version.report.instances)] == [3, 3]
         begun += await world.asked(20)
         world.configure(CONFIG.format("thread") + GROUPS.format(1))
         assert await world.reload() == ""
-        assert len(version.instances) == 1
+        assert len(version.report.instances) == 1
         assert not any(model.closed for model in world.backend.loaded)  # they are busy
         world.backend.run_now.set()
         assert await asyncio.gather(*begun) == [1] * 40
         await until(lambda: sum(model.closed for model in world.backend.loaded) == 2)
         assert await world.ask() == 1
-        assert world.engine.find("m") is version
+        assert world.engine.find_version("m") is version
     assert "m version 1 goes on with 3 instances" in caplog.text
     assert "m version 1 goes on with 1 instance\n" in caplog.text
 
@@ -509,8 +509,8 @@ async def test_an_instance_that_cannot_be_added_changes_nothing(tmp_path: Path) 
         world.backend.load_now.set()
         assert "is no number" in await loading
         assert "is no number" in await again
-        assert world.engine.find("m") is version
-        assert len(version.instances) == 1
+        assert world.engine.find_version("m") is version
+        assert len(version.report.instances) == 1
         assert world.backend.loaded[1].closed
 
 

@@ -109,7 +109,7 @@ def test_a_returning_upstream_does_not_undo_a_change(
         engine = Engine("server", "0", backends, LOAD_OPTIONS, Admission(0, 0))
         source = write(tmp_path, "grpc://a", "constant")
         await engine.load_all([source])
-        assert engine.find_version("m").detour
+        assert engine.find_version("m").report.detour
         override = parse_config(config("grpc://b", "constant"), "m/config.pbtxt")
         change = asyncio.ensure_future(engine.load(replace(source, override=override)))
         servers.there.add("grpc://a")

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client.core import Metric
 
 from headrace.engine.metrics import collected, version_families
+from headrace.engine.report import VersionReport
 from headrace.observability.statistics import (
     FIRST_RESPONSE,
     LATENCY_KINDS,
@@ -15,7 +16,6 @@ from headrace.observability.statistics import (
     VersionStatistics,
     Window,
 )
-from tests.engine.fakes import a_version
 
 LABELS = {"model": "m", "version": "1"}
 MINUTE = 60 * 10**9
@@ -61,10 +61,10 @@ def test_the_number_of_durations_is_bounded() -> None:
 
 def families(statistics: VersionStatistics, options: MetricsOptions) -> dict[str, Metric]:
     """Families of a version that only these options add, by name."""
-    version = a_version(statistics)
+    report = VersionReport(statistics)
     plain = {family.name for family in version_families(MetricsOptions())}
     asked = [family for family in version_families(options) if family.name not in plain]
-    return {metric.name: metric for metric in collected(asked, [(LABELS, version)])}
+    return {metric.name: metric for metric in collected(asked, [(LABELS, report)])}
 
 
 def summaries(statistics: VersionStatistics, *quantiles: float) -> dict[str, Metric]:

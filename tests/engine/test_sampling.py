@@ -1,19 +1,21 @@
 """Sampling of workers' memory."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from headrace.engine.model import ModelVersion
+from headrace.engine.report import VersionReport
 from headrace.engine.sampling import MemoryWatch
+from headrace.engine.version import ModelVersion
+from headrace.observability.statistics import VersionStatistics
 
 
-class Version(ModelVersion):
-    """A version with workers."""
+class Report(VersionReport):
+    """The report of a version with workers."""
 
     def __init__(self, pids: dict[str, int]) -> None:
-        super().__init__("m", 1)
+        super().__init__(VersionStatistics())
         self.pids = pids
         self.known: list[dict[str, int]] = []
         self.told = asyncio.Event()
@@ -26,38 +28,46 @@ class Version(ModelVersion):
         self.told.set()
 
 
+def versions(*reports: Report) -> Callable[[], Sequence[ModelVersion]]:
+    """The versions with these reports."""
+    found = [ModelVersion("m", number) for number, _ in enumerate(reports, 1)]
+    for version, report in zip(found, reports, strict=True):
+        version.report = report
+    return lambda: found
+
+
 async def test_every_worker_of_every_version_is_sampled() -> None:
-    two, none, gone = Version({"a": 7, "b": 8}), Version({}), Version({"c": 0})
-    watch = MemoryWatch(lambda: [two, none, gone], 60.0, lambda pid: pid * 100)
+    two, none, gone = Report({"a": 7, "b": 8}), Report({}), Report({"c": 0})
+    watch = MemoryWatch(versions(two, none, gone), 60.0, lambda pid: pid * 100)
     assert await watch.once() >= 0
     assert two.known == [{"a": 700, "b": 800}]
     assert (none.known, gone.known) == ([], [{}])
 
 
 async def test_sampling_repeats_until_stopped() -> None:
-    version = Version({"a": 7})
-    watch = MemoryWatch(lambda: [version], 0.001, lambda pid: pid)
+    report = Report({"a": 7})
+    watch = MemoryWatch(versions(report), 0.001, lambda pid: pid)
     watch.start()
     for _ in range(3):
-        await version.told.wait()
-        version.told.clear()
+        await report.told.wait()
+        report.told.clear()
     watch.stop()
     watch.stop()
-    assert version.known == [{"a": 7}] * 3
+    assert report.known == [{"a": 7}] * 3
 
 
 async def test_an_error_is_logged_and_sampling_continues(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    version, failures = Version({"a": 7}), [OSError("once")]
+    report, failures = Report({"a": 7}), [OSError("once")]
 
     def look(pid: int) -> int:
         if failures:
             raise failures.pop()
         return pid
 
-    watch = MemoryWatch(lambda: [version], 0.001, look)
+    watch = MemoryWatch(versions(report), 0.001, look)
     watch.start()
-    await version.told.wait()
+    await report.told.wait()
     watch.stop()
     assert "bug while looking at the memory of models" in caplog.text

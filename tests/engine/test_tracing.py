@@ -296,14 +296,14 @@ async def test_a_version_has_a_stage_while_its_model_is_traced(tmp_path: Path) -
     world = worlds.World(tmp_path, tracing=tracing)
     engine = world.engine
     await engine.load_all([world.write("m", "1")])
-    version = engine.find("m")
-    assert version.direct is not None
+    chain = engine.find("m")
+    assert chain.direct is not None
     tracing.change("m", {"trace_level": ["TIMESTAMPS"], "trace_count": ["1"]})
-    assert engine.find("m") is version
-    assert [version.direct] == [None]
+    assert engine.find("m") is chain
+    assert [chain.direct] == [None]
     call = Door()
-    version.submit(call)  # the traced one
-    assert version.direct is not None
+    chain.submit(call)  # the traced one
+    assert chain.direct is not None
     assert call.stages is not None
     await engine.unload_all()
     assert len(call.came) == 1

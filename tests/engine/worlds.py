@@ -14,8 +14,8 @@ from headrace.core.errors import LoadFailed, ServerError
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
+from headrace.engine.doors import Target
 from headrace.engine.engine import Engine
-from headrace.engine.model import ModelVersion
 from headrace.engine.opening import LoadOptions
 from headrace.placement.backend import Backend
 from headrace.placement.loaded import LoadedModel
@@ -141,10 +141,10 @@ def number(response: InferResponse) -> float:
     return float(np.asarray(response.outputs[0].array)[0, 0])
 
 
-async def ask(version: ModelVersion) -> float:
-    """The answer of a version."""
+async def ask(target: Target) -> float:
+    """The answer of a model or a version."""
     call = FutureCall(question())
-    version.submit(call)
+    target.submit(call)
     response = await call.future
     await asyncio.sleep(0)  # the counters follow a turn later
     return number(response)

@@ -79,7 +79,7 @@ async def cycle(source: ModelSource) -> None:
         assert await engine.load(source) == ""
         x = np.arange(size, dtype=np.float32)
         request = FutureCall(Call("m", "", "", {"INPUT0": Tensor("INPUT0", Datatype.FP32, x)}))
-        engine.find_version("m").submit(request)
+        engine.find("m").submit(request)
         response = await request.future
         assert np.array_equal(response.outputs[0].array, x)
     await engine.unload_all()

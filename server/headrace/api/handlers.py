@@ -25,7 +25,7 @@ from headrace.core.tensors import Buffer
 from headrace.core.texts import shown
 from headrace.engine import documents
 from headrace.engine.engine import Engine
-from headrace.engine.model import ModelVersion
+from headrace.engine.version import ModelVersion
 from headrace.observability.logs import FORMATS
 from headrace.protocol.documents import to_json
 from headrace.protocol.elements import json_name

@@ -1,4 +1,4 @@
-"""The stages that a call passes before the queue of its version; see `ModelVersion.compose`.
+"""The stages that a call passes before the queue of its version; see `VersionChain.compose`.
 
 A stage is a function of a call: it passes the call to the next one, keeps it, or ends it by
 raising. Plugins add further stages (`StagePlugin`). Owned by the event-loop thread.

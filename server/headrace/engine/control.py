@@ -30,9 +30,10 @@ from headrace.core.errors import (
 )
 from headrace.core.model_spec import LoadParameters
 from headrace.engine.lifecycle import EXITING, UNLOADED, Loads
-from headrace.engine.model import Model, State
+from headrace.engine.model import Model
 from headrace.engine.opening import Opened
 from headrace.engine.pieces import Pieces
+from headrace.engine.version import State
 from headrace.engine.workbench import Stopped, Threads
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.repository.catalogue import DUPLICATE, NO_SUCH, Catalogue

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from headrace.core.columns import COLUMNS
 from headrace.core.signature import Signature, TensorSpec
-from headrace.engine.model import Model, ModelVersion, State
+from headrace.engine.model import Model
+from headrace.engine.report import VersionReport
+from headrace.engine.version import ModelVersion, State
 from headrace.observability.statistics import ResponseCounters, VersionStatistics
 from headrace.protocol.pb import grpc_service_pb2 as pb
 
@@ -31,12 +33,13 @@ EXTENSIONS = (
 
 def model_metadata(version: ModelVersion, versions: Iterable[str]) -> pb.ModelMetadataResponse:
     """The inputs and outputs of a version; `versions` are those to be listed."""
-    signature, config = version.signature, version.config
-    kinds = dict.fromkeys(instance.kind.value for instance in version.instances)
+    signature, config = version.chain.signature, version.config
+    instances = version.report.instances
+    kinds = dict.fromkeys(instance.kind.value for instance in instances)
     properties = {
         "backend": config.backend,
         "instance_kind": ",".join(kinds),
-        "instances": str(len(version.instances)),
+        "instances": str(len(instances)),
     }
     if COLUMNS in config.parameters:
         properties[COLUMNS] = config.parameters[COLUMNS].string_value
@@ -58,7 +61,7 @@ def _tensor(signature: Signature, spec: TensorSpec) -> pb.ModelMetadataResponse.
 
 def statistics(version: ModelVersion) -> pb.ModelStatistics:
     """The counters of a version."""
-    counters = version.statistics
+    counters = version.report.statistics
     return pb.ModelStatistics(
         name=version.model,
         version=version.name,
@@ -75,7 +78,7 @@ def statistics(version: ModelVersion) -> pb.ModelStatistics:
             )
             for rows, batch in sorted(counters.batches.items())
         ],
-        memory_usage=_memory(version),
+        memory_usage=_memory(version.report),
         response_stats={
             str(ordinal): _response(responses)
             for ordinal, responses in sorted(counters.responses.ordinals.items())
@@ -83,10 +86,10 @@ def statistics(version: ModelVersion) -> pb.ModelStatistics:
     )
 
 
-def _memory(version: ModelVersion) -> Iterator[pb.MemoryUsage]:
-    if version.memory_bytes:
-        yield pb.MemoryUsage(type="CPU", id=0, byte_size=version.memory_bytes)
-    for on_gpu in version.gpu_memory:
+def _memory(report: VersionReport) -> Iterator[pb.MemoryUsage]:
+    if report.memory_bytes:
+        yield pb.MemoryUsage(type="CPU", id=0, byte_size=report.memory_bytes)
+    for on_gpu in report.gpu_memory:
         yield pb.MemoryUsage(type="GPU", id=on_gpu.device, byte_size=on_gpu.nbytes)
 
 
@@ -108,9 +111,9 @@ def index(
             name=name,
             version=version.name,
             state=version.state.value,
-            reason=version.obstacle
+            reason=version.chain.obstacle
             or version.reason
-            or version.detour
+            or version.report.detour
             or reason(name, version.number),
         )
         for version in versions

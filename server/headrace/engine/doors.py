@@ -118,8 +118,8 @@ class Router(Target, Protocol):
     def obstacle(self) -> str:
         """The reason why requests are not executed; "" if they are."""
 
-    def waits_for(self, version: object) -> bool:
-        """True if a request may have to wait for this version to finish."""
+    def waits_for(self, target: object) -> bool:
+        """True if a request may have to wait for those of `target`, a version, to finish."""
 
 
 NOTHING_KNOWN: Mapping[tuple[str, str], Any] = MappingProxyType({})

@@ -19,19 +19,14 @@ from headrace.engine.admission import Admission
 from headrace.engine.control import Control, ControlMode, ControlOptions
 from headrace.engine.doors import Readiness, Router
 from headrace.engine.lifecycle import Lifecycle, Loads
-from headrace.engine.model import (
-    Model,
-    ModelVersion,
-    State,
-    Traffic,
-    parse_version,
-)
+from headrace.engine.model import Model, Traffic, parse_version
 from headrace.engine.model_services import EngineServices
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.engine.pieces import Pieces
 from headrace.engine.sampling import GpuWatch
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing
+from headrace.engine.version import ModelVersion, State
 from headrace.observability.logs import LogControl, LogSettings
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import GpuSeries, VersionStatistics
@@ -148,7 +143,7 @@ class WantedHeaders:
         carry the headers.
         """
         if versions := model.ready_versions():
-            names = tuple(sorted({name for v in versions for name in v.forwarded_headers or ()}))
+            names = tuple(sorted({name for v in versions for name in v.chain.forwarded_headers}))
             others = {n: v for n, v in self._found.get("forwarded", {}).items() if n != model.name}
             self.put("forwarded", others | {model.name: names} if names else others)
 
@@ -214,7 +209,7 @@ class Engine:
         needs = control is not None and control.mode is not ControlMode.EXPLICIT
         self.readiness = ServerReadiness(self._models, admission, strict, needs)
         # `Entrance.known`: cached results of `find`.
-        self.known: dict[tuple[str, str], ModelVersion | Router] = {}
+        self.known: dict[tuple[str, str], Router] = {}
         self.traffic = traffic(self._models, admission, self._on_traffic)
         self.wanted_headers = WantedHeaders()
         self.wanted_headers.put("traced", self.tracing.contexts)
@@ -242,7 +237,7 @@ class Engine:
 
     # --- inference
 
-    def find(self, name: str, version: str = "") -> ModelVersion | Router:
+    def find(self, name: str, version: str = "") -> Router:
         """The target of a request: the named version, else the model's traffic rules, else the
         highest ready version, else an on-demand load of the model.
 
@@ -265,7 +260,7 @@ class Engine:
         """Recompose all chains: other calls are traced than before."""
         self.wanted_headers.put("traced", self.tracing.contexts)
         for version in self.versions():
-            version.compose()
+            version.chain.compose()
 
     def _on_traffic(self) -> None:
         """Drop cached lookups: requests may be routed differently."""
@@ -293,12 +288,12 @@ class Engine:
                     return  # the lookup reports the reason
                 await self.loads.bring(name)
 
-    def _find(self, name: str, version: str) -> ModelVersion | Router:
+    def _find(self, name: str, version: str) -> Router:
         if not version and (model := self._models.get(name)) is not None:
             router = self.traffic.router(model)
             if router is not None:
                 return router
-        return self.find_version(name, version)
+        return self.find_version(name, version).chain
 
     def find_version(self, name: str, version: str = "") -> ModelVersion:
         """The version for a document: the one named, else the highest ready one.
@@ -512,4 +507,4 @@ class Engine:
         return list(dict.fromkeys([*standing, *self._lifecycle.leaving]))
 
     def _host_for_version(self, version: ModelVersion) -> EngineServices:
-        return EngineServices(self, self.model_metrics, version, self.tracing)
+        return EngineServices(self, self.model_metrics, version.chain, self.tracing)

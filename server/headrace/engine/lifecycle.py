@@ -24,10 +24,11 @@ from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
 from headrace.engine.doors import Entrance, Router
 from headrace.engine.loading import Change, LoadedVersion, update
-from headrace.engine.model import Model, ModelVersion, State
+from headrace.engine.model import Model
 from headrace.engine.model_services import EngineServices, LoadingServices
 from headrace.engine.opening import LoadOptions, Opened, open_model
 from headrace.engine.shared_memory import Regions
+from headrace.engine.version import ModelVersion, State
 from headrace.engine.workbench import Stopped, Threads, TookTooLong
 from headrace.observability.statistics import MemoryCounts, VersionStatistics
 from headrace.placement.backend import Backend
@@ -336,7 +337,7 @@ class Lifecycle(Loads):
         if isinstance(loaded, Change):
             return self._change(old, loaded)
         # Counters continue: for an observer, it is the same model and version.
-        version = ModelVersion(model.name, number, old.statistics)
+        version = ModelVersion(model.name, number, old.report.statistics)
         try:
             loop = asyncio.get_running_loop()
             version.serve(loaded, loop, self._host(version), self._regions)
@@ -361,7 +362,7 @@ class Lifecycle(Loads):
         except Exception as error:  # a bug, which must not keep others from loading
             return _reason(f"{version.model} version {version.name}", error)
         if not _is_nothing(change):
-            count = len(version.instances)
+            count = len(version.report.instances)
             log.info(
                 "%s version %s goes on with %d instance%s", version.model, version.name,
                 count, "s" if count > 1 else "",

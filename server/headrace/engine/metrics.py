@@ -27,8 +27,9 @@ from prometheus_client.core import Metric
 
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
-from headrace.engine.model import ModelVersion
 from headrace.engine.pieces import Pieces
+from headrace.engine.report import VersionReport
+from headrace.engine.version import ModelVersion
 from headrace.observability.machine import Machine
 from headrace.observability.statistics import (
     FIRST_RESPONSE,
@@ -104,23 +105,23 @@ class ServerCollector:
 
     def _of_versions(self, versions: list[ModelVersion]) -> Iterator[Metric]:
         """The families with samples of these versions."""
-        labelled = [(self._labels(version), version) for version in versions]
+        labelled = [(self._labels(version), version.report) for version in versions]
         yield from collected(self._version_families, labelled)
         gpu_memory = [
             ({**own, "gpu_uuid": each.uuid}, each.nbytes)
-            for own, version in labelled
-            for each in version.gpu_memory
+            for own, report in labelled
+            for each in report.gpu_memory
         ]
         yield from collected(GPU_MEMORY_FAMILIES, gpu_memory, optional=True)
-        workers = [(own, found) for own, version in labelled if (found := version.workers)]
+        workers = [(own, found) for own, report in labelled if (found := report.workers)]
         yield from collected(WORKER_FAMILIES, workers)
         yield from collected(
             ENDPOINT_FAMILIES,
-            [({**own, "endpoint": each.name}, each) for own, v in labelled for each in v.endpoints],
+            [({**own, "endpoint": each.name}, each) for own, r in labelled for each in r.endpoints],
         )
         yield from collected(
             BACKEND_FAMILIES,
-            [({**own, "backend": each.name}, each) for own, v in labelled for each in v.backends],
+            [({**own, "backend": each.name}, each) for own, r in labelled for each in r.backends],
         )
 
     def _labels(self, version: ModelVersion) -> dict[str, str]:
@@ -278,7 +279,7 @@ _IN_LABEL = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 # --- of versions
 
 
-def version_families(options: MetricsOptions) -> list[Family[ModelVersion]]:
+def version_families(options: MetricsOptions) -> list[Family[VersionReport]]:
     """The families per version; `options` select Triton's latencies."""
     families = [f for f in _VERSION_FAMILIES if options.counters or f not in _LATENCY_COUNTERS]
     if options.histograms:
@@ -290,35 +291,35 @@ def version_families(options: MetricsOptions) -> list[Family[ModelVersion]]:
 
 def _latency(
     name: str, read: Callable[[VersionStatistics], int], what: str
-) -> Family[ModelVersion]:
+) -> Family[VersionReport]:
     """A counter of nanoseconds, exported in microseconds."""
     return Family(
-        f"nv_inference_{name}_us", "counter", lambda v: read(v.statistics) // 1_000,
+        f"nv_inference_{name}_us", "counter", lambda r: read(r.statistics) // 1_000,
         f"Microseconds {what}",
     )  # fmt: skip
 
 
 def _durations(
     name: str, read: Callable[[VersionStatistics], Histogram], what: str
-) -> Family[ModelVersion]:
+) -> Family[VersionReport]:
     """A histogram of nanoseconds, exported in seconds."""
     return Family(
-        f"headrace_{name}_duration_seconds", "histogram", lambda v: in_seconds(read(v.statistics)),
+        f"headrace_{name}_duration_seconds", "histogram", lambda r: in_seconds(read(r.statistics)),
         f"Seconds {what}",
     )  # fmt: skip
 
 
-def _first_responses(version: ModelVersion) -> Buckets | None:
-    first = version.statistics.responses.first
+def _first_responses(report: VersionReport) -> Buckets | None:
+    first = report.statistics.responses.first
     if first is None:
         return None
     bounds = [f"{bound / 1e6:g}" for bound in first.bounds]
     return Buckets(bounds, first.counts, first.total_ns // 1_000_000)  # whole, as in Triton
 
 
-def _summary(kind: str, quantiles: Sequence[float]) -> Family[ModelVersion]:
-    def read(version: ModelVersion) -> Quantiles | None:
-        statistics = version.statistics
+def _summary(kind: str, quantiles: Sequence[float]) -> Family[VersionReport]:
+    def read(report: VersionReport) -> Quantiles | None:
+        statistics = report.statistics
         if statistics.window is None:
             return None
         values = statistics.window.quantiles(kind, quantiles, monotonic_ns())
@@ -330,18 +331,18 @@ def _summary(kind: str, quantiles: Sequence[float]) -> Family[ModelVersion]:
     return Family(f"nv_inference_{kind}_summary_us", "summary", read, text)
 
 
-def _batch_rows(version: ModelVersion) -> Buckets:
+def _batch_rows(report: VersionReport) -> Buckets:
     counts = [0] * (len(_BATCH_BOUNDS) + 1)
     total = 0
-    for rows, batch in version.statistics.batches.items():
+    for rows, batch in report.statistics.batches.items():
         counts[bisect_left(_BATCH_BOUNDS, rows)] += batch.count
         total += rows * batch.count
     return Buckets([f"{bound}.0" for bound in _BATCH_BOUNDS], counts, total)
 
 
-def _batches_closed(version: ModelVersion) -> Mapping[Closed, int] | None:
+def _batches_closed(report: VersionReport) -> Mapping[Closed, int] | None:
     """Without any, no reason takes room."""
-    closed = version.statistics.batches_closed
+    closed = report.statistics.batches_closed
     return closed if any(closed.values()) else None
 
 
@@ -356,34 +357,34 @@ _LATENCY_COUNTERS = (
     _latency("compute_infer_duration", lambda s: s.compute_infer_ns, "of running the model"),
     _latency("compute_output_duration", lambda s: s.compute_output_ns, "of giving outputs out"),
 )
-_VERSION_FAMILIES: tuple[Family[ModelVersion], ...] = (
-    Family("nv_inference_request_success", "counter", lambda v: v.statistics.success_count,
+_VERSION_FAMILIES: tuple[Family[VersionReport], ...] = (
+    Family("nv_inference_request_success", "counter", lambda r: r.statistics.success_count,
            "Successful requests"),
-    Family("nv_inference_count", "counter", lambda v: v.statistics.inference_count,
+    Family("nv_inference_count", "counter", lambda r: r.statistics.inference_count,
            "Inferences: rows of successful requests"),
-    Family("nv_inference_exec_count", "counter", lambda v: v.statistics.execution_count,
+    Family("nv_inference_exec_count", "counter", lambda r: r.statistics.execution_count,
            "Model executions: successful batches"),
     *_LATENCY_COUNTERS,
-    Family("nv_inference_request_failure", "counter", lambda v: v.statistics.failures,
+    Family("nv_inference_request_failure", "counter", lambda r: r.statistics.failures,
            "Failed requests by reason", ("reason",)),
-    Family("headrace_overload_refusals_total", "counter", lambda v: v.statistics.overload_refusals,
+    Family("headrace_overload_refusals_total", "counter", lambda r: r.statistics.overload_refusals,
            "Requests refused for their delay in the queue of an overloaded model"),
-    Family("headrace_model_overloaded", "gauge", lambda v: int(v.statistics.overloaded),
+    Family("headrace_model_overloaded", "gauge", lambda r: int(r.statistics.overloaded),
            "1 while requests are refused for their delay in the queue"),
     Family("headrace_batch_closed_total", "counter", _batches_closed,
            "Batches by why they closed", ("reason",)),
-    Family("nv_inference_pending_request_count", "gauge", lambda v: v.pending,
+    Family("nv_inference_pending_request_count", "gauge", lambda r: r.pending,
            "Accepted requests not yet started"),
-    Family("nv_model_load_duration_secs", "gauge", lambda v: v.load_seconds,
+    Family("nv_model_load_duration_secs", "gauge", lambda r: r.load_seconds,
            "Seconds that loading took"),
-    Family("headrace_model_memory_bytes", "gauge", lambda v: v.memory_bytes or None,
+    Family("headrace_model_memory_bytes", "gauge", lambda r: r.memory_bytes or None,
            "Memory that a version's instances take"),
     Family("headrace_model_instances", "gauge",
-           lambda v: Counter(instance.kind.value for instance in v.instances),
+           lambda r: Counter(instance.kind.value for instance in r.instances),
            "Instances that run a version", ("kind",)),
-    Family("headrace_stalled_instances", "gauge", lambda v: len(v.stalled),
+    Family("headrace_stalled_instances", "gauge", lambda r: len(r.stalled),
            "Instances whose batch makes no progress"),
-    Family("headrace_ended_runs_total", "counter", lambda v: v.statistics.ended_runs,
+    Family("headrace_ended_runs_total", "counter", lambda r: r.statistics.ended_runs,
            "Runs in the server's process that were ended, by why", ("reason",)),
     _durations("queue", lambda s: s.queue_histogram, "in the queue"),
     _durations("compute", lambda s: s.compute_histogram, "of execution, of the whole batch"),

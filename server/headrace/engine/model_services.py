@@ -61,7 +61,7 @@ class EngineServices:
         owner: object = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """`owner` is that version."""
+        """`owner` is the target of that version's calls."""
         self.loading = ""  # the model whose load waits for these calls
         self.tracing = tracing
         self._owner = owner

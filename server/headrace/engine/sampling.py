@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from headrace.engine.model import ModelVersion
+from headrace.engine.version import ModelVersion
 from headrace.engine.workbench import Threads, TookTooLong
 from headrace.observability.machine import memory_of
 from headrace.observability.statistics import GpuSeries
@@ -67,8 +67,9 @@ class MemoryWatch(_Sampling):
 
     async def once(self) -> float:
         """Measure every worker; returns the duration in seconds."""
-        asked = [(version, version.worker_pids()) for version in self._versions()]
-        asked = [(version, pids) for version, pids in asked if pids]
+        reports = [version.report for version in self._versions()]
+        asked = [(report, report.worker_pids()) for report in reports]
+        asked = [(report, pids) for report, pids in asked if pids]
         if not asked:
             return 0.0
 
@@ -78,8 +79,8 @@ class MemoryWatch(_Sampling):
             return found, monotonic() - begun
 
         found, taken = await asyncio.to_thread(read)
-        for (version, _), sizes in zip(asked, found, strict=True):
-            version.note_memory({name: size for name, size in sizes.items() if size})
+        for (report, _), sizes in zip(asked, found, strict=True):
+            report.note_memory({name: size for name, size in sizes.items() if size})
         return taken
 
 

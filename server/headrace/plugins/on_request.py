@@ -35,7 +35,8 @@ from headrace.core.errors import (
 from headrace.core.limits import ResidencyOptions
 from headrace.engine.doors import Entrance, submit_raw
 from headrace.engine.lifecycle import EXITING, Lifecycle, Loads
-from headrace.engine.model import Model, ModelVersion, State, parse_version
+from headrace.engine.model import Model, parse_version
+from headrace.engine.version import ModelVersion, State
 from headrace.observability.statistics import MemoryCounts
 from headrace.protocol.status import INTERNAL_TEXT
 from headrace.repository.catalogue import DUPLICATE
@@ -179,7 +180,7 @@ class Entry:
         versions = model.ready_versions()
         if not (versions or self.counted):
             return None
-        nbytes = sum(version.memory_bytes for version in versions)
+        nbytes = sum(version.report.memory_bytes for version in versions)
         if nbytes and not self.counted:
             self.expected = nbytes
         return Resident(
@@ -188,7 +189,7 @@ class Entry:
             max(_last_run(versions), self.asked),
             self.loaded,
             pinned,
-            busy=self.coming or model.loading is not None or any(v.busy for v in versions),
+            busy=self.coming or model.loading is not None or any(v.report.busy for v in versions),
         )
 
 
@@ -202,7 +203,8 @@ def _end_wait(future: "asyncio.Future[None]", error: ServerError | None) -> None
 
 
 def _last_run(versions: Iterable[ModelVersion]) -> float:
-    return max((version.statistics.last_inference_ms for version in versions), default=0) / 1_000
+    last = (version.report.statistics.last_inference_ms for version in versions)
+    return max(last, default=0) / 1_000
 
 
 log = logging.getLogger(__name__)
@@ -448,7 +450,7 @@ class OnRequest(Loads):
 
     def _size_of(self, version: ModelVersion) -> int:
         entry = self._entries.get(version.model)
-        return version.memory_bytes or (entry.expected if entry is not None else 0)
+        return version.report.memory_bytes or (entry.expected if entry is not None else 0)
 
     def _unload(self, names: Iterable[str], why: str) -> None:
         for name in names:
@@ -542,8 +544,8 @@ class ColdStart(Owner):
         self._loaded = self._bringing.bring(self.model)
         self._loaded.add_done_callback(self._on_loaded)
 
-    def waits_for(self, version: object) -> bool:
-        """True if a call may have to wait for `version` to finish: never.
+    def waits_for(self, target: object) -> bool:
+        """True if a call may have to wait for `target` to finish: never.
 
         A model that is not in memory executes nothing.
         """

@@ -165,7 +165,7 @@ class InProcessTransport:
         """The responses to a request of flat JSON."""
         try:
             await self._engine.bring(model, version)
-            signature = self._engine.find_version(model, version).signature
+            signature = self._engine.find_version(model, version).chain.signature
             asked = decode_generate(signature, model, version, orjson.dumps(document))
         except ServerError as error:
             raise status_error(error) from None

@@ -1,6 +1,6 @@
 """Health samples of versions."""
 
-from headrace.engine.model import ModelVersion
+from headrace.engine.version import ModelVersion
 from headrace.plugins.traffic.control import NOTHING, Samples, TrafficWatch, counts_of
 from headrace.plugins.traffic.decisions import Counts
 from headrace.plugins.traffic.router import VersionLedger
@@ -27,7 +27,7 @@ def test_a_window_moves_on() -> None:
 
 def test_samples_that_count() -> None:
     version, ledger = ModelVersion("m", 1), VersionLedger(refused=2)
-    statistics = version.statistics
+    statistics = version.report.statistics
     for reason in ("BACKEND", "REJECTED", "CANCELED", "OTHER"):
         statistics.request_failed(reason, 1)
     for reason in ("BACKEND", "OTHER"):
@@ -40,7 +40,7 @@ def test_samples_that_count() -> None:
 def test_neither_the_queue_nor_a_slow_reader_makes_a_version_slow() -> None:
     version, second = ModelVersion("m", 1), 1_000_000_000
     queued, computed = 60 * second, 1_000_000
-    statistics = version.statistics
+    statistics = version.report.statistics
     # Arrived, inferences, rows; started, gathered, computed, ended.
     statistics.batch_succeeded([0], 1, 1, queued, queued, queued, queued + computed)
     statistics.request_completed(0, 1, queued, queued + computed)

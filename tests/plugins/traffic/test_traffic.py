@@ -19,7 +19,8 @@ from headrace.core.tensors import Array, elsewhere
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Target
 from headrace.engine.metrics import collected
-from headrace.engine.model import Model, ModelVersion
+from headrace.engine.model import Model
+from headrace.engine.version_chain import VersionChain
 from headrace.plugins.traffic.control import ModelTraffic, TrafficControl, TrafficStage
 from headrace.plugins.traffic.router import ShadowCopies, ShadowLedger, VersionRouter
 from headrace.plugins.traffic.rules import Shadow
@@ -182,7 +183,7 @@ async def test_metrics(world: World) -> None:
 async def test_a_named_version_is_never_another(world: World) -> None:
     for name in "123":
         found = world.engine.find("m", name)
-        assert isinstance(found, ModelVersion)
+        assert isinstance(found, VersionChain)
         assert await ask(found) == float(name)
     assert not any(ledger.routed for ledger in world.series.ledgers.versions.values())
     # Documents are of the highest.
@@ -193,7 +194,7 @@ async def test_a_named_version_is_never_another(world: World) -> None:
 
 async def test_without_rules_it_is_the_highest_version_itself(tmp_path: Path) -> None:
     async with serving(tmp_path) as world:
-        assert world.engine.find("m") is world.engine.find_version("m", "3")
+        assert world.engine.find("m") is world.engine.find_version("m", "3").chain
         assert world.engine.traffic.document("m").source == "none"
         assert not any(sources for _, sources in world.traffic.metrics())
 
@@ -243,7 +244,7 @@ async def test_rules_of_a_call_stay_until_the_configuration_has_others(world: Wo
     assert await world.count(10) == {3: 10}
     assert await world.change(None, "1234") == ""
     assert await world.count(10) == {4: 10}
-    assert world.engine.find("m") is world.engine.find_version("m", "4")
+    assert world.engine.find("m") is world.engine.find_version("m", "4").chain
 
 
 async def test_promotion_and_its_rollback(world: World) -> None:
@@ -375,8 +376,8 @@ async def test_a_model_that_would_wait_for_itself_is_detected(tmp_path: Path) ->
     async with serving(tmp_path, SPLIT, execution="thread") as world:
         found = world.engine.find("m")
         assert isinstance(found, VersionRouter)
-        assert found.waits_for(world.engine.find_version("m", "2"))
-        assert not found.waits_for(world.engine.find_version("m", "3"))
+        assert found.waits_for(world.engine.find("m", "2"))
+        assert not found.waits_for(world.engine.find("m", "3"))
         assert not found.obstacle
 
 
@@ -388,7 +389,7 @@ async def test_a_shadow_gets_copies_and_answers_no_client(tmp_path: Path) -> Non
         assert await world.count(1) == {1: 1}
         await until(lambda: world.shadow.success == 1)
         assert world.shadow.durations.total_ns > 0
-        counted = world.engine.find_version("m", "3").statistics
+        counted = world.engine.find_version("m", "3").report.statistics
         await until(lambda: counted.success_count == 1)
 
 

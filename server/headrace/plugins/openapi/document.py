@@ -14,7 +14,7 @@ from headrace import __version__
 from headrace.api.operations import NAMED, OPERATIONS, Operation, Route, parameters
 from headrace.core.datatypes import Datatype
 from headrace.core.signature import Signature, TensorSpec
-from headrace.engine.model import ModelVersion
+from headrace.engine.version import ModelVersion
 from headrace.observability.logs import FORMATS
 from headrace.protocol.pb import POOL, traffic_pb2
 from headrace.protocol.pb import grpc_service_pb2 as pb
@@ -133,7 +133,8 @@ def loaded(versions: Iterable[ModelVersion]) -> list[LoadedVersion]:
     """The highest ready version of each model."""
     newest = {version.model: version for version in versions if version.ready}
     return [
-        LoadedVersion(v.model, v.name, v.signature, v.config, v.decoupled) for v in newest.values()
+        LoadedVersion(v.model, v.name, v.chain.signature, v.config, v.chain.decoupled)
+        for v in newest.values()
     ]
 
 

@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 from headrace.core.errors import InvalidOption, InvalidRequest, NotFound, Unavailable
 from headrace.engine.admission import Admission
 from headrace.engine.chain import StageModel, StagePlugin
-from headrace.engine.model import Model, ModelVersion, Traffic, parse_version
+from headrace.engine.model import Model, Traffic, parse_version
+from headrace.engine.version import ModelVersion
 from headrace.observability.statistics import LATENCY_BOUNDS, Family, Sourced, in_seconds
 from headrace.plugins.traffic.decisions import Counts, quantile_ms, verdict
 from headrace.plugins.traffic.router import Ledgers, VersionLedger, VersionRouter
@@ -48,7 +49,7 @@ def counts_of(version: ModelVersion, ledger: VersionLedger) -> Counts:
     Only quantities that clients cannot influence: failures of executions, and latencies of
     executions, without queueing and without delays by clients that do not read.
     """
-    statistics = version.statistics
+    statistics = version.report.statistics
     failures = statistics.faults + ledger.refused
     latencies = zip(
         statistics.compute_histogram.counts, statistics.paused_histogram.counts, strict=True

@@ -27,7 +27,8 @@ from headrace.core.errors import ServerError, is_fault
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
-from headrace.engine.model import ModelVersion
+from headrace.engine.version import ModelVersion
+from headrace.engine.version_chain import VersionChain
 from headrace.observability.statistics import Histogram
 from headrace.plugins.traffic.decisions import (
     GOLDEN,
@@ -164,7 +165,7 @@ class ShadowCopies:
         for copy in waiting:
             copy.begun = monotonic_ns()
             try:
-                self.version.submit(copy)
+                self.version.chain.submit(copy)
             except ServerError as error:
                 copy.fail(error)
 
@@ -235,22 +236,22 @@ class VersionRouter:
         self._admission = admission
         self._points = Sequence64(GOLDEN)
         self._sticky = rules.sticky
-        self._routes: dict[int, tuple[ModelVersion, VersionLedger]] = {}
-        self._watched: list[ModelVersion] = []
+        self._routes: dict[int, tuple[VersionChain, VersionLedger]] = {}
+        self._watched: list[VersionChain] = []
         self._shadow: ShadowCopies | None = None
 
     @property
     def ready(self) -> bool:
         """True if all versions that get requests are ready, so that the table is valid."""
-        for version in self._watched:  # noqa: SIM110 - for each request
-            if not version.ready:
+        for chain in self._watched:  # noqa: SIM110 - for each request
+            if not chain.ready:
                 return False
         return True
 
     @property
     def obstacle(self) -> str:
         """The reason why no version that gets requests executes them; "" if any does."""
-        found = [version.obstacle for version, _ in self._routes.values()]
+        found = [chain.obstacle for chain, _ in self._routes.values()]
         return "; ".join(dict.fromkeys(found)) or "no version is ready" if all(found) else ""
 
     @property
@@ -263,13 +264,13 @@ class VersionRouter:
         """The inputs and outputs of requests, and the parameters read by any version."""
         return self._signature
 
-    def waits_for(self, version: object) -> bool:
-        """True if a request may have to wait for this version to finish."""
-        return any(route.waits_for(version) for route, _ in self._routes.values())
+    def waits_for(self, target: object) -> bool:
+        """True if a request may have to wait for those of `target`, a version, to finish."""
+        return any(chain.waits_for(target) for chain, _ in self._routes.values())
 
     def refresh(self) -> bool:
         """Rebuild the table from the current versions; False if none is ready."""
-        ready = {n: v.signature for n, v in self._versions.items() if v.ready}
+        ready = {n: v.chain.signature for n, v in self._versions.items() if v.ready}
         arrangement = arrange(self._rules, ready)
         self._tell(self.arrangement, arrangement)
         self.arrangement = arrangement
@@ -278,9 +279,9 @@ class VersionRouter:
             self._copy_for(0)
             return False
         self._split = Split(self.model, arrangement.weights)
-        self._reference = self._versions[arrangement.reference]
+        self._reference = self._versions[arrangement.reference].chain
         self._routes = {
-            number: (self._versions[number], self._ledgers.versions[number])
+            number: (self._versions[number].chain, self._ledgers.versions[number])
             for number in arrangement.weights
         }
         self._signature = replace(
@@ -288,9 +289,9 @@ class VersionRouter:
             parameters=self._read([ready[number] for number in self._routes]),
         )
         self._copy_for(arrangement.shadow)
-        self._watched = [version for version, _ in self._routes.values()]
+        self._watched = [chain for chain, _ in self._routes.values()]
         if self._shadow is not None:
-            self._watched.append(self._shadow.version)
+            self._watched.append(self._shadow.version.chain)
         return True
 
     @property
@@ -302,10 +303,10 @@ class VersionRouter:
         """Submit a call to one of the versions; raises `ServerError`."""
         key = self._key(call) if self._sticky is not None else ""
         number = self._split.of(key) if key else self._split.at(self._points.next())
-        version, ledger = self._routes[number]
-        call.pass_routed(version)
+        chain, ledger = self._routes[number]
+        call.pass_routed(chain)
         try:
-            version.submit(call)
+            chain.submit(call)
         except ServerError as error:
             ledger.refused += is_fault(error, begun=False)
             raise

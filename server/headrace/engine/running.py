@@ -1,0 +1,208 @@
+"""The parts of a version from the end of its load until its model is freed.
+
+A scheduler, the placements of the instances by backend, and what stands before them: sequences and
+fail-over. The version decides when they begin and end, its chain is composed from them, its report
+reads them. Owned by the event-loop thread.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from headrace.core.call import Call
+from headrace.core.errors import ServerError
+from headrace.core.limits import ModelLoad
+from headrace.engine.fail_over import FailOver
+from headrace.engine.loading import Change, LoadedInstance, LoadedVersion
+from headrace.engine.model_services import EngineServices
+from headrace.engine.shared_memory import Regions
+from headrace.observability.statistics import VersionStatistics
+from headrace.placement.placement import PlacedInstance, Placement, Scheduler, Surroundings
+from headrace.scheduling.batcher import Batcher, LoopClock
+from headrace.scheduling.quarantine import Quarantine
+
+log = logging.getLogger(__name__)
+
+
+def make_batcher(
+    loaded: LoadedVersion,
+    version: str,
+    loop: asyncio.AbstractEventLoop,
+    statistics: VersionStatistics,
+    report: Callable[[Sequence[Call], Exception], None],
+    load: ModelLoad,
+) -> Batcher:
+    """A scheduler without instances; `report` receives failed requests.
+
+    `load` counts the requests of all versions of the model.
+    """
+    traits = [instance.model.traits for instance in loaded.instances]
+    alike = next((t.alike for t in traits if t.alike is not None), None)
+    deaths = next((t.quarantine_deaths for t in traits if t.quarantine_deaths is not None), None)
+    quarantine = None if deaths is None else Quarantine(loaded.signature.model, deaths)
+    return Batcher(
+        loaded.signature, version, loaded.scheduling, LoopClock(loop), statistics, report,
+        quarantine, load, alike,
+    )  # fmt: skip
+
+
+class RunningVersion:
+    """The parts of one version. Instances may be added and removed while it serves.
+
+    `host` is the model's interface to the server, `regions` the shared memory of clients;
+    `placements` are by the rank of their backends. `fail_over` is for several backends, `sequences`
+    the stage of a model whose state is on upstreams.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        version: str,
+        loaded: LoadedVersion,
+        loop: asyncio.AbstractEventLoop,
+        host: EngineServices,
+        regions: Regions,
+        statistics: VersionStatistics,
+        changed: Callable[[], None],
+    ) -> None:
+        """`changed` is called when instances were lost or recovered, or are given up."""
+        self.loaded = loaded
+        self.host = host
+        self.regions = regions
+        self.decoupled = loaded.config.model_transaction_policy.decoupled
+        self.placements: dict[int, Placement] = {}
+        self._names = {"model": model, "version": version}
+        self._split = False  # a batch has failed, which was logged
+        self._account = regions.admission.model(model)
+        self.batcher = make_batcher(
+            loaded, version, loop, statistics, self._log_failure, self._account
+        )
+        self.fail_over: FailOver | None = None
+        schedulers: Sequence[Scheduler] = [self.batcher]
+        if loaded.backends is not None:
+            counts = statistics.backends
+            self.fail_over = FailOver(model, loaded.backends, self.batcher, loop, counts)
+            schedulers = list(self.fail_over.tiers)
+        self._surroundings = [
+            Surroundings(
+                loaded.signature, one, host, loop, changed, statistics.endpoints, loaded.limits,
+                statistics.ended_runs, host,
+            )
+            for one in schedulers
+        ]  # fmt: skip
+        self._add(loaded.instances)
+        headers = (item.model.traits.forward_headers for item in loaded.instances)
+        # Client headers for upstreams; None if no instance is on one.
+        self.forwarded_headers = next((each for each in headers if each is not None), None)
+        given = self.batcher.expect, statistics.request_failed
+        stages = (placement.in_sequence(*given) for placement in self.placements.values())
+        self.sequences = next(filter(None, stages), None)
+
+    @property
+    def instances(self) -> list[PlacedInstance]:
+        """The instances, wherever they run; a model's upstreams count as one."""
+        return [instance for placement in self.placements.values() for instance in placement]
+
+    @property
+    def healthy(self) -> bool:
+        """True if accepted requests are executed: not while all its workers are down, all its
+        instances are stalled, or no upstream can be reached.
+        """
+        return any(placement.healthy for placement in self.placements.values())
+
+    @property
+    def given_up(self) -> bool:
+        """True if no instance is expected back soon."""
+        return all(placement.given_up for placement in self.placements.values())
+
+    @property
+    def obstacle(self) -> str:
+        """The reason why requests are not executed; "" if they are."""
+        if self.healthy:
+            return ""
+        if self.given_up:
+            return str(self.waiting_error())
+        return "; ".join(dict.fromkeys(each.obstacle for each in self.placements.values()))
+
+    def waiting_error(self) -> ServerError:
+        """The error of a request while no instance can run it."""
+        source = self.placements[0] if self.fail_over is None else self.fail_over
+        return source.waiting_error()
+
+    @property
+    def pending(self) -> int:
+        """Accepted requests that no instance has started."""
+        before = 0 if self.sequences is None else self.sequences.waiting
+        return self.batcher.waiting + before
+
+    def memory(self, nbytes: int, begin: int) -> memoryview | None:
+        """Implements `Direct.memory`."""
+        if len(self.placements) != 1:  # the backend is chosen when the request is complete
+            return None
+        return next(iter(self.placements.values())).memory(nbytes, begin)
+
+    # --- life
+
+    def change(self, change: Change) -> None:
+        """Swap in a new configuration and instance set without draining the queue.
+
+        Removed instances finish their batch.
+        """
+        kept = [item for item in self.loaded.instances if item.name not in change.removed]
+        self.loaded = replace(
+            self.loaded, origin=change.origin, config=change.config,
+            instances=[*kept, *change.instances],
+        )  # fmt: skip
+        self._add(change.instances)
+        for name in change.removed:
+            for placement in self.placements.values():
+                placement.remove(name)
+
+    async def settled(self) -> None:
+        """Wait until instances that were removed without requests are finalized and gone."""
+        await asyncio.gather(*(placement.settled() for placement in self.placements.values()))
+
+    def leave(self, grace: float) -> None:
+        """Start draining: abandoned executions are ended after `grace` seconds, if possible."""
+        for placement in self.placements.values():
+            placement.leave(grace)
+
+    async def close(self) -> None:
+        """Finish accepted requests, and free the model."""
+        drained = asyncio.Event()
+        self.batcher.when_drained(drained.set)
+        await drained.wait()
+        for placement in self.placements.values():
+            placement.close()
+        if self.fail_over is not None:
+            self.fail_over.close()
+        self.batcher.close()
+        self._account.leave()
+        await asyncio.gather(*(placement.closed() for placement in self.placements.values()))
+        self.host.close()
+
+    def _add(self, loaded: Iterable[LoadedInstance]) -> None:
+        """Add loaded instances to the scheduler."""
+        for item in loaded:
+            if item.rank not in self.placements:
+                surroundings = self._surroundings[item.rank]
+                self.placements[item.rank] = item.model.placement(item.name, surroundings)
+            self.placements[item.rank].add(item.name, item.model, item.kind, item.place)
+
+    def _log_failure(self, calls: Sequence[Call], error: Exception) -> None:
+        names = self._names
+        if len(calls) == 1 and isinstance(error, ServerError):
+            log.error("%s", error, extra=names | {"request_id": calls[0].id})
+        elif len(calls) == 1:
+            log.error(
+                "model %(model)s version %(version)s failed to execute a request", names,
+                exc_info=error, extra=names | {"request_id": calls[0].id},
+            )  # fmt: skip
+        elif not self._split:
+            # Once: such a model answers, but it runs every request several times.
+            self._split = True
+            log.warning(
+                "model %s version %s failed to execute a batch of %d requests, which are run again"
+                " in halves: %s", names["model"], names["version"], len(calls), error, extra=names,
+            )  # fmt: skip
