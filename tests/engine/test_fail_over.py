@@ -143,6 +143,6 @@ async def test_shutdown_does_not_wait_for_a_check() -> None:
     found = FailOver("m", backends, Bench().batcher, asyncio.get_running_loop(), {})
     found.search(load)
     assert await asyncio.to_thread(begun.wait, 20)
-    found.close()
+    found.stop_search()
     assert not ended
     released.set()

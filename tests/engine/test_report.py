@@ -52,7 +52,8 @@ async def test_measured_memory_replaces_that_of_the_load(tmp_path: Path) -> None
     assert report.memory_bytes == MUCH + 7
     for count in (1, 2):  # an instance of the same name is another one
         config = CONFIG.format("thread") + groups.format(count)
-        assert await world.engine.load(world.write("m", "1", config=config)) == ""
+        (tmp_path / "m" / "config.pbtxt").write_text(config)
+        assert await world.engine.load(world.source("m")) == ""
     assert [instance.name for instance in report.instances] == [first, second]
     assert report.memory_bytes < MUCH
     await world.engine.unload_all()

@@ -162,6 +162,9 @@ class FakeInstance:
     def busy(self) -> bool:
         return self._work is not None
 
+    def serves(self, target: object) -> bool:
+        return target is self
+
     @property
     def running(self) -> list[str]:
         return self.runs[-1] if self.busy else []
@@ -309,12 +312,19 @@ class Bench:
         self.clock.settle()
 
     def submit(
-        self, name: str, *values: int, width: int = 1, priority: int = 0, timeout: int = 0
+        self,
+        name: str,
+        *values: int,
+        width: int = 1,
+        priority: int = 0,
+        timeout: int = 0,
+        target: object = None,
     ) -> FakeCall:
         """Submit a request of `values` (default: one row) without ending the tick."""
         asked = request(name, *(values or (1,)), width=width, priority=priority, timeout=timeout)
         rows = len(asked.inputs["x"].array)
-        return submitted(self.batcher.submit, asked, FakeCall(name, self.log), rows)
+        submit = partial(self.batcher.submit, target=target)
+        return submitted(submit, asked, FakeCall(name, self.log), rows)
 
     def submit_to(
         self, call: FakeCall, values: Sequence[int], width: int, *, priority: int, timeout: int

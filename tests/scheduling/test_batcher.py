@@ -28,13 +28,13 @@ def test_requests_of_one_tick_or_of_a_busy_instance_run_together() -> None:
     calls = [bench.submit(name, value) for name, value in (("a", 1), ("b", 2), ("c", 3))]
     (instance,) = bench.instances
     assert instance.runs == []
-    assert bench.batcher.waiting == 3
+    assert bench.batcher.pending == 3
     bench.clock.tick()
     assert instance.runs == [["a", "b", "c"]]
-    assert bench.batcher.waiting == 0
+    assert bench.batcher.pending == 0
     for name in "def":
         bench.send(name)
-    assert bench.batcher.waiting == 3
+    assert bench.batcher.pending == 3
     instance.finish()
     assert [call.values for call in calls] == [[2], [4], [6]]
     bench.clock.settle()
@@ -98,7 +98,7 @@ def test_instances_run_concurrently_also_an_added_one() -> None:
     for name in "abc":
         bench.send(name)
     assert sorted(instance.runs for instance in bench.instances) == [[["a"]], [["b"]]]
-    assert bench.batcher.waiting == 1
+    assert bench.batcher.pending == 1
     late = Bench().instances[0]
     bench.batcher.add_instance(late)
     bench.clock.settle()
@@ -151,11 +151,11 @@ def test_a_request_times_out_while_the_instance_is_busy() -> None:
         "Request timeout expired: it has waited in the queue of model 'double' for 4 ms,"
         " its own timeout"
     )
-    assert (slow.calls, bench.batcher.waiting) == (0, 1)
+    assert (slow.calls, bench.batcher.pending) == (0, 1)
     bench.clock.advance(6 * MS)
     assert isinstance(slow.errors[0], QueueTimeout)
     assert str(slow.errors[0]).endswith(" for 10 ms, the timeout of the model's queue policy")
-    assert bench.batcher.waiting == 0
+    assert bench.batcher.pending == 0
     bench.finish_all()
     assert bench.log == ["fast", "slow", "running"]
     assert bench.clock.armed == []

@@ -34,7 +34,7 @@ def test_a_request_that_is_cancelled_in_the_queue_never_runs() -> None:
     call = bench.submit("a")
     bench.submit("b")
     call.cancel()
-    assert bench.batcher.waiting == 1
+    assert bench.batcher.pending == 1
     assert call.inputs == {}
     bench.finish_all()
     assert bench.instances[0].runs == [["b"]]

@@ -162,7 +162,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @invariant()
     def what_waits_is_counted(self) -> None:
-        assert self.bench.batcher.waiting == len(self.waiting())
+        assert self.bench.batcher.pending == len(self.waiting())
 
     @invariant()
     def each_level_is_served_in_order(self) -> None:
@@ -205,7 +205,7 @@ class Scheduling(RuleBasedStateMachine):
                 assert isinstance(asked.call.errors[0], ExecutionFailed | QueueTimeout)
         counted = self.bench.statistics
         assert counted.success_count + counted.fail_count == len(self.asked)
-        assert self.bench.batcher.waiting == 0
+        assert self.bench.batcher.pending == 0
         self.bench.batcher.close()
         assert self.bench.clock.armed == []
 

@@ -102,7 +102,7 @@ def test_follow_ups_of_an_ended_request_end_too() -> None:
     for call in (first, *following):
         [error] = call.errors
         assert isinstance(error, ModelNotReady)
-    assert (len(following), bench.batcher.waiting) == (1, 0)
+    assert (len(following), bench.batcher.pending) == (1, 0)
 
 
 def parts(*values: int) -> list[Part]:

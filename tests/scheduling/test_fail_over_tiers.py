@@ -1,6 +1,7 @@
 """Tiers of backends behind one queue: choice, changes, and reports."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -63,8 +64,7 @@ class Bench:
     def submit(self, name: str = "r") -> NamedCall:
         call = NamedCall(name)
         self.calls.append(call)
-        submit = self.tiers.submit if self.queue_size else self.batcher.submit
-        return submitted(submit, request(name, 1), call, 1)
+        return submitted(self.tiers.submit, request(name, 1), call, 1)
 
     def send(self, count: int = 1) -> NamedCall:
         """Submit requests, each in a tick of its own; the last one."""
@@ -389,8 +389,29 @@ def test_any_order_of_events_answers_each_request_once(
     answered = sum(tier.counts.requests for tier in bench.tiers)
     assert answered == len(bench.calls)
     bench.tiers.close()
-    bench.batcher.close()
     assert all(i.closed for instances in bench.instances for i in instances)
+
+
+def test_a_request_for_an_instance_is_not_handed_on() -> None:
+    bench = Bench(1, 1)
+    [[first], [second]] = bench.instances
+    call = NamedCall("r")
+    submit = partial(bench.tiers.submit, target=first)
+    submitted(submit, request("r", 1), call, 1)
+    assert (bench.tiers.busy, bench.tiers.pending) == (True, 1)
+    bench.clock.settle()
+    bench.refuse(0)
+    bench.run()
+    assert [str(error) for error in call.errors] == ["full"]
+    assert not second.runs
+    waits = NamedCall("w")
+    bench.lose(0)
+    submitted(submit, request("w", 1), waits, 1)
+    bench.run()
+    assert (waits.calls, bench.tiers.pending) == (0, 1)
+    bench.find(0)
+    bench.run()
+    assert (waits.values, waits.backend, bench.tiers.busy) == ([2], "a", False)
 
 
 @pytest.mark.parametrize("lost", [0, 1])

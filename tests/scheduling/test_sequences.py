@@ -1,5 +1,7 @@
 """Sequences before a scheduler: order, waiting starts, and forgetting."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -7,21 +9,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.call import Call, InferResponse, Timing
-from headrace.core.errors import ExecutionFailed, InvalidRequest, QueueFull, Unavailable
+from headrace.core.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    QueueFull,
+    RemoteLost,
+    Unavailable,
+)
 from headrace.scheduling.sequences import SequenceQueue, SequenceRules, SequenceTable
 from headrace.scheduling.upstreams import Pin
 from tests.scheduling.fakes import FakeCall, FakeClock, submitted
 
 IDLE = 1_000
-HERE = Pin("here")
+
+
+@dataclass(eq=False)
+class Server:
+    """An upstream with the states of sequences."""
+
+    usable: bool = True
 
 
 class Scheduler:
-    """Records its requests and answers them on request."""
+    """Records its requests and answers them on request, as from the server `here`."""
+
+    busy = False
 
     def __init__(self, table: SequenceTable) -> None:
         self.expected = 0
+        self.here = Server()
         self.got: list[Call] = []
+        self.targets: list[object] = []
         self.cancelled: list[str] = []
         self.held: list[tuple[str, bool]] = []
         self.full = False
@@ -32,13 +50,18 @@ class Scheduler:
         """Ids of the requests it has."""
         return [request.id for request in self.got]
 
-    def submit(self, request: Call) -> None:
+    @property
+    def pending(self) -> int:
+        return len(self.got)
+
+    def submit(self, call: Call, target: object = None) -> None:
         if self.full:
             raise QueueFull("full")
-        self.got.append(request)
-        request.owner = self
-        if request.held is not None:
-            self.held.append((request.id, request.held))
+        self.got.append(call)
+        self.targets.append(target)
+        call.owner = self
+        if call.held is not None:
+            self.held.append((call.id, call.held))
 
     def cancel(self, call: Call) -> None:
         self.cancelled.append(call.id)
@@ -51,10 +74,15 @@ class Scheduler:
         self.expected += count
         assert self.expected >= 0
 
+    def when_drained(self, callback: Callable[[], None]) -> None: ...
+
+    def close(self) -> None: ...
+
     def answer(self, index: int = 0) -> None:
         """Answer a request, and pin or end its sequence."""
         request = self.got.pop(index)
-        self._table.put(request.sequence_id, None if request.sequence_end else HERE)
+        pin = None if request.sequence_end else Pin(self.here)
+        self._table.put(request.sequence_id, pin)
         request.pass_response(InferResponse("m", "1", request.id, [], Timing(0, 0, 1)), True)
 
     def fail(self) -> None:
@@ -73,16 +101,15 @@ class World:
         self.failed: list[tuple[str, int]] = []  # reasons and waiting times
         self.queue = SequenceQueue(
             "m", self.table, SequenceRules(IDLE, **rules), most_starts,
-            self.scheduler.expect, lambda reason, waited: self.failed.append((reason, waited)),
+            self.scheduler, lambda reason, waited: self.failed.append((reason, waited)),
         )  # fmt: skip
-        self.submit = self.queue.before(self.scheduler.submit)
 
     def send(self, name: str, id: int | str, kind: str = "") -> tuple[Call, FakeCall]:
         """Submit a request; `kind` has "s" for a start and "e" for an end."""
         request = Call(
             "m", "", name, {}, sequence_id=id, sequence_start="s" in kind, sequence_end="e" in kind
         )
-        call = submitted(self.submit, request, FakeCall(name, self.log), 1)
+        call = submitted(self.queue.submit, request, FakeCall(name, self.log), 1)
         return call, call
 
 
@@ -101,6 +128,36 @@ def test_one_request_of_a_sequence_at_a_time() -> None:
     assert (world.queue.waiting, world.scheduler.expected) == (0, 0)
     assert 1 not in world.table
     assert "1" in world.table
+
+
+def test_requests_after_the_first_are_for_the_server_with_the_state() -> None:
+    world = World()
+    for kind in ("s", "", "s", "e"):
+        world.send(kind, 1, kind)
+        world.scheduler.answer()
+    world.send("another", 1, "s")
+    here = world.scheduler.here
+    assert world.scheduler.targets == [None, here, here, here, None]
+
+
+def test_a_sequence_is_lost_with_its_server() -> None:
+    world = World()
+    world.send("a", 1, "s")
+    _, follows = world.send("b", 1)
+    world.scheduler.here.usable = False
+    world.scheduler.answer()
+    [error] = follows.errors
+    assert isinstance(error, RemoteLost)
+    assert str(error).startswith("sequence 1 of model 'm' is lost: its server cannot be reached")
+    assert (follows.started, world.failed) == (False, [("OTHER", 0)])
+    world.scheduler.here.usable = True
+    with pytest.raises(RemoteLost, match="it has to be begun again"):
+        world.send("c", 1)  # the server may have come back without its states
+    world.send("d", 1, "s")
+    assert world.scheduler.targets == [None, None]
+    world.scheduler.answer()
+    world.send("e", 1)
+    assert world.scheduler.targets == [None, None, world.scheduler.here]
 
 
 def test_the_instance_learns_of_the_sequence() -> None:

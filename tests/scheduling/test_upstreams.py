@@ -1,6 +1,6 @@
 """The choice of an upstream for a call, as a pure function."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -135,23 +135,27 @@ def test_unreachable_upstreams_are_checked_soon_and_often(
     assert next_check(condition, interval) == interval
 
 
-HERE = Pin("here")
+@dataclass(frozen=True)
+class Here:
+    """An upstream with the states of sequences."""
+
+    usable: bool = True
+
+
+HERE, AWAY = Pin(Here()), Pin(Here(usable=False))
 LOST = Pin(lost=True)
 
 
 @pytest.mark.parametrize(
-    ("pin", "start", "usable", "expected"),
+    ("pin", "start", "expected"),
     [
-        (None, True, False, Way.ANY), (HERE, False, True, Way.PINNED),
-        (HERE, False, False, Way.NOWHERE), (HERE, True, True, Way.PINNED),
-        (HERE, True, False, Way.ANY), (LOST, False, False, Way.NOWHERE),
-        (LOST, True, False, Way.ANY),
+        (None, True, Way.ANY), (HERE, False, Way.PINNED), (AWAY, False, Way.NOWHERE),
+        (HERE, True, Way.PINNED), (AWAY, True, Way.ANY), (LOST, False, Way.NOWHERE),
+        (LOST, True, Way.ANY),
     ],
 )  # fmt: skip
-def test_destination_of_a_sequence_request(
-    pin: Pin | None, start: bool, usable: bool, expected: Way
-) -> None:
-    assert way(pin, start, usable) is expected
+def test_destination_of_a_sequence_request(pin: Pin | None, start: bool, expected: Way) -> None:
+    assert way(pin, start) is expected
 
 
 @pytest.mark.parametrize(
@@ -167,4 +171,4 @@ def test_destination_of_a_sequence_request(
 def test_pin_after_a_sequence_request(
     pin: Pin | None, end: bool, ending: Ending, expected: Pin | None
 ) -> None:
-    assert after(pin, "here", end, ending) == expected
+    assert after(pin, Here(), end, ending) == expected

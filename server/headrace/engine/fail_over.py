@@ -39,7 +39,6 @@ class FailOver:
         """`counts` are the version's counters, possibly taken over from a replaced version."""
         queue_size = backends.queue_size
         self.tiers = Tiers(model, backends.labels, batcher, LoopClock(loop), counts, queue_size)
-        self.submit = self.tiers.submit if queue_size else batcher.submit
         self._model = model
         self._backends = backends
         self._loop = loop
@@ -83,7 +82,7 @@ class FailOver:
         ]
 
     def search(self, load: Callable[[], Awaitable[str]]) -> None:
-        """Search for absent backends until closed, and call `load` once one is available.
+        """Search for absent backends until stopped, and call `load` once one is available.
 
         `load` returns the reason of a failure, "" on success.
         """
@@ -94,11 +93,6 @@ class FailOver:
         """Stop the search for absent backends."""
         if self._search is not None:
             self._search.cancel()
-
-    def close(self) -> None:
-        """Stop choosing backends."""
-        self.stop_search()
-        self.tiers.close()
 
     async def _look(self, load: Callable[[], Awaitable[str]]) -> None:
         pause, load_pause = _FIRST_LOOK_SECS, _FIRST_LOAD_SECS

@@ -41,7 +41,7 @@ class VersionReport:
     @property
     def busy(self) -> bool:
         """True if requests are unfinished."""
-        return self.running is not None and self.running.batcher.busy
+        return self.running is not None and self.running.scheduler.busy
 
     @property
     def pending(self) -> int:

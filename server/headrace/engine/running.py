@@ -18,9 +18,10 @@ from headrace.engine.loading import Change, LoadedInstance, LoadedVersion
 from headrace.engine.model_services import EngineServices
 from headrace.engine.shared_memory import Regions
 from headrace.observability.statistics import VersionStatistics
-from headrace.placement.placement import PlacedInstance, Placement, Scheduler, Surroundings
+from headrace.placement.placement import PlacedInstance, Placement, Surroundings
 from headrace.scheduling.batcher import Batcher, LoopClock
 from headrace.scheduling.quarantine import Quarantine
+from headrace.scheduling.scheduler import InstanceScheduler, Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -75,15 +76,14 @@ class RunningVersion:
         self._names = {"model": model, "version": version}
         self._split = False  # a batch has failed, which was logged
         self._account = regions.admission.model(model)
-        self.batcher = make_batcher(
-            loaded, version, loop, statistics, self._log_failure, self._account
-        )
+        batcher = make_batcher(loaded, version, loop, statistics, self._log_failure, self._account)
+        self.scheduler: Scheduler = batcher
         self.fail_over: FailOver | None = None
-        schedulers: Sequence[Scheduler] = [self.batcher]
+        schedulers: Sequence[InstanceScheduler] = [batcher]
         if loaded.backends is not None:
             counts = statistics.backends
-            self.fail_over = FailOver(model, loaded.backends, self.batcher, loop, counts)
-            schedulers = list(self.fail_over.tiers)
+            self.fail_over = FailOver(model, loaded.backends, batcher, loop, counts)
+            self.scheduler, schedulers = self.fail_over.tiers, list(self.fail_over.tiers)
         self._surroundings = [
             Surroundings(
                 loaded.signature, one, host, loop, changed, statistics.endpoints, loaded.limits,
@@ -95,7 +95,7 @@ class RunningVersion:
         headers = (item.model.traits.forward_headers for item in loaded.instances)
         # Client headers for upstreams; None if no instance is on one.
         self.forwarded_headers = next((each for each in headers if each is not None), None)
-        given = self.batcher.expect, statistics.request_failed
+        given = self.scheduler, statistics.request_failed
         stages = (placement.in_sequence(*given) for placement in self.placements.values())
         self.sequences = next(filter(None, stages), None)
 
@@ -134,7 +134,7 @@ class RunningVersion:
     def pending(self) -> int:
         """Accepted requests that no instance has started."""
         before = 0 if self.sequences is None else self.sequences.waiting
-        return self.batcher.waiting + before
+        return self.scheduler.pending + before
 
     def memory(self, nbytes: int, begin: int) -> memoryview | None:
         """Implements `Direct.memory`."""
@@ -171,13 +171,13 @@ class RunningVersion:
     async def close(self) -> None:
         """Finish accepted requests, and free the model."""
         drained = asyncio.Event()
-        self.batcher.when_drained(drained.set)
+        self.scheduler.when_drained(drained.set)
         await drained.wait()
         for placement in self.placements.values():
             placement.close()
         if self.fail_over is not None:
-            self.fail_over.close()
-        self.batcher.close()
+            self.fail_over.stop_search()
+        self.scheduler.close()
         self._account.leave()
         await asyncio.gather(*(placement.closed() for placement in self.placements.values()))
         self.host.close()

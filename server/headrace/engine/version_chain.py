@@ -95,16 +95,14 @@ class VersionChain:
         self.submit = self._queue = self._refuse
         if (running := self._running) is None or running.given_up:
             return
-        loaded, expect = running.loaded, running.batcher.expect
+        loaded, expect = running.loaded, running.scheduler.expect
         signature, bench = loaded.signature, running.regions.admission.workbench
-        queue: Submit = running.batcher.submit
-        if running.fail_over is not None:
-            queue = running.fail_over.submit
+        queue: Submit = running.scheduler.submit
+        if running.sequences is not None:
+            queue = running.sequences.submit
         if running.decoupled:
             bounds = first_response_bounds(loaded.config)
             queue = count_responses(self._statistics.responses, queue, bounds)
-        if running.sequences is not None:
-            queue = running.sequences.before(queue)
         if running.forwarded_headers is not None:
             queue = tell_servers(running.forwarded_headers, queue)
         direct = queue

@@ -19,8 +19,7 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Array
 from headrace.observability.statistics import EndpointCounts, EndpointSeries, WorkerSeries
 from headrace.placement.choice import AutoChoice, InstanceKind
-from headrace.scheduling.batch import Answer, Instance
-from headrace.scheduling.quarantine import Quarantine
+from headrace.scheduling.scheduler import InstanceScheduler, Scheduler
 from headrace.scheduling.sequences import SequenceQueue
 
 
@@ -62,34 +61,6 @@ class NoServices:
         """Do nothing: metric updates are kept until the model serves."""
 
 
-class Scheduler(Protocol):
-    """A version's batcher, or a tier, one of several backends: gives batches to instances."""
-
-    @property
-    def quarantine(self) -> Quarantine:
-        """Inputs that workers have died of."""
-        raise NotImplementedError
-
-    def add_instance(self, instance: Instance) -> None:
-        """Add an instance, which receives batches from now on."""
-
-    def remove_instance(self, instance: Instance, removed: Callable[[], None]) -> None:
-        """Give `instance` no more batches; `removed` is called once it has none in progress."""
-
-    def suspend(self, instance: Instance) -> None:
-        """Give an idle instance no batches until it is resumed."""
-
-    def resume(self, instance: Instance) -> None:
-        """Give a suspended instance batches again."""
-
-    def fail_waiting(self, error: ServerError) -> bool:
-        """End all requests not begun, unless others may run them; True if they have ended."""
-        raise NotImplementedError
-
-    def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
-        """Receive an execution's individual answer to one request; see `Batcher.answer`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """The context of a version for its placements.
@@ -101,7 +72,7 @@ class Surroundings:
     """
 
     signature: Signature
-    scheduler: Scheduler
+    scheduler: InstanceScheduler
     host: ModelServices
     loop: asyncio.AbstractEventLoop
     changed: Callable[[], None]
@@ -212,7 +183,7 @@ class Placement(ABC):
         return {}
 
     def in_sequence(
-        self, expect: Callable[[int], None], failed: Callable[[str, int], None]
+        self, scheduler: Scheduler, failed: Callable[[str, int], None]
     ) -> SequenceQueue | None:
         """The stage that keeps each sequence on one upstream; arguments of `SequenceQueue`."""
         return None

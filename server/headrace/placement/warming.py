@@ -83,6 +83,10 @@ class Here(Instance):
         """Run `batch`; see `headrace.scheduling.batch.Instance`."""
         done(self, batch, self._run(batch))
 
+    def serves(self, target: object) -> bool:
+        """Implements `Instance.serves`: samples have no targets."""
+        return False
+
     def close(self) -> None:
         """Do nothing: the instance belongs to its loader."""
 

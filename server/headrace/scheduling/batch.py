@@ -105,6 +105,13 @@ class Outcome:
     parts: Sequence[Answer] | None = None
 
 
+class Aimed(NamedTuple):
+    """The batch key of a call for one target; see `Scheduler.submit`."""
+
+    target: object
+    key: object
+
+
 class Batch:
     """Requests that run together. `outputs`, with `names`, are all that any of them requests.
 
@@ -138,6 +145,12 @@ class Batch:
         else:
             self.outputs = _wanted(signature, calls)
             self.names = [spec.name for spec in self.outputs]
+
+    @property
+    def target(self) -> object:
+        """The target that its instance has to serve; None if any instance may run it."""
+        key = self.calls[0].key
+        return key.target if type(key) is Aimed else None
 
     def gather(self, buffer: "BatchBuffer | None" = None) -> dict[str, TensorArray]:
         """The inputs as the model sees them; concatenated, in `buffer`, if there are several."""
@@ -285,6 +298,9 @@ class Instance(Protocol):
 
         That may be before this returns. Must not raise.
         """
+
+    def serves(self, target: object) -> bool:
+        """True if it may run the calls for `target`."""
 
     def close(self) -> None:
         """Release the model's resources; no batch is in progress."""

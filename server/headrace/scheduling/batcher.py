@@ -21,6 +21,9 @@ suspended.
 A request may be answered after its batch, individually and more than once: it is open from the end
 of its batch to its own. Inputs that workers have died of are in quarantine: they run alone, or not
 at all.
+
+Calls for a target have a line of their own while any waits, with all that is true of the common
+one. Of the lines with an idle instance, the one whose first call has waited longest comes first.
 """
 
 import asyncio
@@ -36,6 +39,7 @@ from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.errors import (
     ExecutionFailed,
     ExecutionTimeout,
+    ModelNotReady,
     QueueTimeout,
     ServerError,
     WorkerDied,
@@ -45,6 +49,7 @@ from headrace.core.limits import FEW, ModelLoad
 from headrace.core.signature import Signature
 from headrace.observability.statistics import VersionStatistics
 from headrace.scheduling.batch import (
+    Aimed,
     Answer,
     Batch,
     Deferral,
@@ -115,6 +120,15 @@ class Instances:
         """True if any instance has a batch in progress."""
         return len(self.idle) + len(self._suspended) < len(self._all)
 
+    def serve(self, target: object) -> bool:
+        """True if any instance that stays serves `target`."""
+        return any(one.serves(target) for one in self._all if one not in self.leaving)
+
+    def idle_for(self, target: object) -> Instance | None:
+        """The idle instance for calls with this target, None for any; the soonest to begin."""
+        able = (one for one in self.idle if target is None or one.serves(target))
+        return min(able, key=_load, default=None)
+
     def add(self, instance: Instance) -> None:
         """Add an idle instance."""
         self._all.append(instance)
@@ -161,8 +175,33 @@ class Instances:
         self._suspended.clear()
 
 
+class _Line:
+    """Calls for the same instances: those that wait, and batches that are to run before them.
+
+    `target` is what the instances have to serve; None for any.
+    """
+
+    __slots__ = ("queue", "retries", "target")
+
+    def __init__(self, policy: SchedulingPolicy, target: object = None) -> None:
+        self.queue = RequestQueue(policy)
+        self.retries: deque[Batch] = deque()
+        self.target = target
+
+    @property
+    def waits(self) -> bool:
+        """True if any call waits."""
+        return bool(self.queue.waiting or self.retries)
+
+    @property
+    def since(self) -> int:
+        """The arrival of the first call; only while one waits."""
+        first = self.retries[0].calls[0] if self.retries else next(iter(self.queue))
+        return first.arrived
+
+
 class Batcher:
-    """Queues calls, gives batches to instances, and answers each call."""
+    """Queues calls, gives batches to instances, and answers each call; a `Scheduler`."""
 
     def __init__(
         self,
@@ -192,9 +231,10 @@ class Batcher:
         self._statistics = statistics
         self._closed = statistics.batches_closed
         self._report = report
-        self._queue = RequestQueue(policy)
+        self._line = _Line(policy)  # of calls that any instance may run
+        self._queue = self._line.queue
+        self._lines: dict[object, _Line] = {}  # of others, by target
         self._overload = Overload(policy.overload)
-        self._retries: deque[Batch] = deque()
         self._open: set[Call] = set()
         self._instances = Instances()
         self._idle = self._instances.idle
@@ -210,15 +250,16 @@ class Batcher:
         self._expected = 0
 
     @property
-    def waiting(self) -> int:
+    def pending(self) -> int:
         """Accepted requests that no instance has started."""
-        return self._queue.waiting
+        return self._queue.waiting + sum(line.queue.waiting for line in self._lines.values())
 
     @property
     def busy(self) -> bool:
         """True if any request is queued, in progress, or announced."""
-        waiting = self._queue.waiting or self._retries or self._open or self._expected
-        return bool(waiting) or self._instances.busy
+        if self._open or self._expected or self._instances.busy or self._line.waits:
+            return True
+        return any(line.waits for line in self._lines.values())
 
     def add_instance(self, instance: Instance) -> None:
         """Add an instance, which receives batches from now on."""
@@ -229,6 +270,10 @@ class Batcher:
         """Give `instance` no more batches; `removed` is called once it has none in progress."""
         if self._instances.remove(instance, removed):
             self._soon(removed)
+        for line in list(self._lines.values()):
+            if not self._instances.serve(line.target):
+                self._refuse(line, self._unserved())
+                self._check_drained()
 
     def suspend(self, instance: Instance) -> None:
         """Give an idle instance no batches until it is resumed."""
@@ -241,19 +286,33 @@ class Batcher:
 
     def fail_waiting(self, error: ServerError) -> bool:
         """End all requests not begun: no instance is left to run them; returns True."""
-        now = self._now()
         # The end of one may submit the next of its sequence.
-        while self._retries or self._queue.waiting:
-            waiting = [(p, batch.again) for batch in self._retries for p in batch.calls]
-            self._retries.clear()
-            waiting += [(call, False) for call in self._queue.popleft(self._queue.waiting)]
-            for call, again in waiting:
-                self._end(call, error, "OTHER", now, begun=again)
+        while waiting := [one for one in (self._line, *self._lines.values()) if one.waits]:
+            for line in waiting:
+                self._refuse(line, error)
         self._check_drained()
         return True
 
-    def submit(self, call: Call) -> None:
-        """Queue a call that has been checked, with its rows; raises `QueueFull` or `Overloaded`."""
+    def _refuse(self, line: _Line, error: ServerError) -> None:
+        """End the calls of a line, which no instance is left to run."""
+        now = self._now()
+        waiting = [(call, batch.again) for batch in line.retries for call in batch.calls]
+        line.retries.clear()
+        waiting += [(call, False) for call in line.queue.popleft(line.queue.waiting)]
+        for call, again in waiting:
+            self._end(call, error, "OTHER", now, begun=again)
+
+    def _unserved(self) -> ModelNotReady:
+        return ModelNotReady(
+            f"model '{self._signature.model}' is not ready: the instance that the request is for"
+            " is gone"
+        )
+
+    def submit(self, call: Call, target: object = None) -> None:
+        """Queue a call that has been checked, with its rows; raises `QueueFull` or `Overloaded`.
+
+        `target` as in `Scheduler.submit`.
+        """
         load = self._load
         if load.requests >= load.free_requests or load.bytes >= load.free_bytes:
             load.check(call.payer)
@@ -261,7 +320,7 @@ class Batcher:
         call.arrived = call.began = self._now()
         call.level, call.run_number = 1, 0
         call.deadline = call.execution = call.outcome = None
-        queue = self._queue
+        queue = self._queue if target is None else self._aim(call, target)
         if queue.waiting < MANY or self._order is not None:
             deadline = queue.append(call)
         else:
@@ -278,6 +337,22 @@ class Batcher:
         if deadline is not None:
             self._arm(deadline)
 
+    def _aim(self, call: Call, target: object) -> RequestQueue:
+        """The queue of calls for `target`; raises `ModelNotReady` if no instance serves it."""
+        if not self._instances.serve(target):
+            raise self._unserved()
+        call.key = Aimed(target, call.key)
+        return self._line_of(call).queue
+
+    def _line_of(self, call: Call) -> _Line:
+        """The line of a call that was submitted."""
+        if type(call.key) is not Aimed:
+            return self._line
+        target = call.key.target
+        if (line := self._lines.get(target)) is None:
+            line = self._lines[target] = _Line(self._policy, target)
+        return line
+
     def expect(self, count: int) -> None:
         """Announce `count` more, or fewer, requests, which count as not drained."""
         self._expected += count
@@ -289,11 +364,12 @@ class Batcher:
         if call.ended:
             return
         call.ended = True
+        line = self._line_of(call)
         if not call.started:
-            self._queue.discard(call)
-        elif self._retries:  # drop batches without live calls
-            wanted = [b for b in self._retries if not all(p.ended for p in b.calls)]
-            self._retries = deque(wanted)
+            line.queue.discard(call)
+        elif line.retries:  # drop batches without live calls
+            wanted = [b for b in line.retries if not all(p.ended for p in b.calls)]
+            line.retries = deque(wanted)
         if call.execution is not None:
             self._open.discard(call)
             call.execution.cancel(call)
@@ -359,8 +435,8 @@ class Batcher:
 
     def _flush(self) -> None:
         """Give queued requests to idle instances; runs at the end of the event loop's tick."""
-        queue = self._queue
-        if 0 < queue.waiting < self._together and not self._retries:
+        line, queue = self._line, self._queue
+        if 0 < queue.waiting < self._together and not line.retries:
             # Fewer calls than ran together last time: what their clients have sent meanwhile costs
             # less in this batch, a turn later, than in one of its own.
             self._together = 0
@@ -369,12 +445,18 @@ class Batcher:
         self._flush_scheduled = False
         now = self._now()
         if queue.deadlines:
-            self._expire(now)
+            self._expire(queue, now)
         # One batch per instance: an inline instance is idle again at once, and between two of its
         # batches the event loop must read what has arrived.
         idle = self._idle
-        for _ in range(len(idle)):
-            if not (queue.waiting or self._retries) or (batch := self._next_batch(now)) is None:
+        turns = len(idle)
+        if self._lines:
+            self._flush_lines(now, turns)
+            turns = 0
+        for _ in range(turns):
+            if not (queue.waiting or line.retries):
+                break
+            if (batch := self._next_batch(line, now)) is None:
                 break
             for instance in idle:  # the one that can begin soonest; mostly any of them can
                 if not instance.load:
@@ -388,16 +470,40 @@ class Batcher:
         if self._on_drained:
             self._check_drained()
 
-    def _next_batch(self, now: int) -> Batch | None:
+    def _flush_lines(self, now: int, turns: int) -> None:
+        """Give queued requests to idle instances while some are for certain ones."""
+        for line in list(self._lines.values()):
+            if line.queue.deadlines:
+                self._expire(line.queue, now)
+        for _ in range(turns):
+            if not self._run_first(now):
+                break
+        self._lines = {line.target: line for line in self._lines.values() if line.waits}
+        for line in self._lines.values():
+            if (deadline := line.queue.next_deadline()) is not None:
+                self._arm(deadline)
+
+    def _run_first(self, now: int) -> bool:
+        """Run a batch of the line that has waited longest, of those that can run any."""
+        lines = [line for line in (self._line, *self._lines.values()) if line.waits]
+        for line in sorted(lines, key=attrgetter("since")):
+            instance = self._instances.idle_for(line.target)
+            if instance is not None and (batch := self._next_batch(line, now)) is not None:
+                self._idle.remove(instance)
+                instance.execute(batch, self._finished)
+                return True
+        return False
+
+    def _next_batch(self, line: _Line, now: int) -> Batch | None:
         """The batch to run now; None if there is nothing to run, or it may still grow."""
-        refused = 0
+        queue, refused = line.queue, 0
         while True:
             again = False
-            if self._retries:
-                batch = self._retries.popleft()
+            if line.retries:
+                batch = line.retries.popleft()
                 calls, again = [call for call in batch.calls if not call.ended], batch.again
-            elif self._queue.waiting:
-                calls, reason, ask_at = self._queue.take(now)
+            elif queue.waiting:
+                calls, reason, ask_at = queue.take(now)
                 if not calls:
                     if ask_at is not None:
                         self._arm(ask_at)
@@ -409,7 +515,7 @@ class Batcher:
                     first = min(calls, key=attrgetter("arrived"))
                 waited = now - first.arrived
                 if waited > overload.late:
-                    if overload.late_start(now, self._queue.waiting):
+                    if overload.late_start(now, queue.waiting):
                         refused += len(calls)
                         calls = self._in_time(calls, now)
                         refused -= len(calls)
@@ -420,18 +526,18 @@ class Batcher:
                             return None
                 elif (
                     overload.since
-                    and now - self._queue.oldest <= overload.late
-                    and overload.timely(waited, self._queue.waiting)
+                    and now - queue.oldest <= overload.late
+                    and overload.timely(waited, queue.waiting)
                 ):
                     self._tell_end()
             else:
                 return None
             if self.quarantine.cases:
-                calls = self._screened(calls, again, now)
+                calls = self._screened(line, calls, again, now)
             if calls:
                 self._together = len(calls)
                 if self._alike is not None and len(calls) > 1:
-                    calls = self._divided(calls, again, self._alike)
+                    calls = self._divided(line, calls, again, self._alike)
                 return Batch(self._signature, calls, again)
 
     def _in_time(self, calls: list[Call], now: int) -> list[Call]:
@@ -475,7 +581,7 @@ class Batcher:
         )  # fmt: skip
 
     def _divided(
-        self, calls: list[Call], again: bool, alike: Callable[[Call], object]
+        self, line: _Line, calls: list[Call], again: bool, alike: Callable[[Call], object]
     ) -> list[Call]:
         """The calls like the first one; the others run next, by kind.
 
@@ -486,15 +592,15 @@ class Batcher:
         for call in calls:
             groups.setdefault(alike(call), []).append(call)
         first, *others = groups.values()
-        self._retries.extendleft(Batch(self._signature, group, again) for group in reversed(others))
+        line.retries.extendleft(Batch(self._signature, group, again) for group in reversed(others))
         return first
 
-    def _screened(self, calls: list[Call], again: bool, now: int) -> list[Call]:
+    def _screened(self, line: _Line, calls: list[Call], again: bool, now: int) -> list[Call]:
         """The calls that may run now; suspects run alone next, refused calls end."""
         clear, suspects, refused = self.quarantine.screen(calls, now)
         if not clear:
             clear, suspects = suspects[:1], suspects[1:]
-        self._retries.extend([Batch(self._signature, [call], again) for call in suspects])
+        line.retries.extend([Batch(self._signature, [call], again) for call in suspects])
         for call in refused:
             self._end(call, self.quarantine.error(), "REJECTED", now, begun=again)
         return clear
@@ -533,16 +639,16 @@ class Batcher:
                 for call in batch.calls:
                     self._end(call, error.refusal, "BACKEND", *spent, begun=batch.again)
             elif not all(call.ended for call in batch.calls):
-                self._retries.append(batch)
+                self._line_of(batch.calls[0]).retries.append(batch)
         elif len(batch.calls) == 1 or isinstance(error, WorkerDied | ExecutionTimeout):
             for call in batch.calls:
                 self._fail(call, error, outcome, batch.rows)
         else:
             if not isinstance(error, ServerError):
                 self._report(batch.calls, error)
-            self._retries.extend(batch.halves())
+            self._line_of(batch.calls[0]).retries.extend(batch.halves())
         del error  # one raised here refers to this frame, and both, and the batch, would stay
-        if self._retries or self._queue.waiting:
+        if self._queue.waiting or self._line.retries or self._lines:
             self._schedule_flush()
         elif self._on_drained:
             self._check_drained()
@@ -566,7 +672,7 @@ class Batcher:
             )
 
     def _run_again(self, call: Call) -> None:
-        self._retries.append(Batch(self._signature, [call], again=True))
+        self._line_of(call).retries.append(Batch(self._signature, [call], again=True))
         self._schedule_flush()
 
     def _close_open(
@@ -664,8 +770,8 @@ class Batcher:
             self._statistics.request_failed(reason, now - call.arrived, fault)
             self._release([call])
 
-    def _expire(self, now: int) -> None:
-        expired = self._queue.expire(now)
+    def _expire(self, queue: RequestQueue, now: int) -> None:
+        expired = queue.expire(now)
         for call in expired:
             error = self._late(call)
             call.outcome = error.of_request(now - call.arrived, 0, 0)

@@ -275,6 +275,10 @@ class _Guard:
         """Implements `Instance.load`."""
         return self.instance.load
 
+    def serves(self, target: object) -> bool:
+        """Implements `Instance.serves`: calls for an instance wait while its tier is closed."""
+        return self.instance.serves(target)
+
     def execute(self, batch: Batch, done: Done) -> None:
         """Implements `Instance.execute`."""
         self._run(_Job(batch, self, done))
@@ -327,7 +331,7 @@ class _Guard:
 
 
 class Tiers:
-    """All backends of one version, in order."""
+    """All backends of one version, in order: its `Scheduler`, in front of the batcher."""
 
     def __init__(
         self,
@@ -343,6 +347,10 @@ class Tiers:
         With `queue_size` requests waiting the next tier helps out; 0: never.
         """
         self.batcher = batcher
+        # A queue of unlimited size gets no help, and its calls need not be counted here.
+        self.submit = self._submit if queue_size else batcher.submit
+        self.expect, self.cancel = batcher.expect, batcher.cancel
+        self.when_drained = batcher.when_drained
         self.active: int | None = None  # the rank of the tier that gets requests
         self._model = model
         self._clock = clock
@@ -371,17 +379,26 @@ class Tiers:
         """True if no tier is expected to run anything."""
         return all(tier.hopeless for tier in self._tiers)
 
-    def submit(self, call: Call) -> None:
-        """Implements `Batcher.submit`, for a queue of limited size."""
-        self.batcher.submit(call)
-        if self._helper is None and self.batcher.waiting >= self._queue_size:
+    @property
+    def pending(self) -> int:
+        """Implements `Scheduler.pending`."""
+        return self.batcher.pending
+
+    @property
+    def busy(self) -> bool:
+        """Implements `Scheduler.busy`."""
+        return self.batcher.busy
+
+    def _submit(self, call: Call, target: object = None) -> None:
+        """Queue a call, and have the next tier help out with a long queue."""
+        self.batcher.submit(call, target)
+        if self._helper is None and self.batcher.pending >= self._queue_size:
             self._have_helped()
 
     def close(self) -> None:
-        """Stop deciding."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Stop deciding, and close all instances."""
+        self._disarm()
+        self.batcher.close()
 
     # --- for tiers and guards
 
@@ -403,7 +420,8 @@ class Tiers:
         instances must not change.
         """
         tier, judged = guard.tier, verdict(outcome)
-        if judged is Verdict.REFUSED and self._after(tier.rank) is not None:
+        elsewhere = judged is Verdict.REFUSED and job.batch.target is None
+        if elsewhere and self._after(tier.rank) is not None:
             hand_on = partial(self._hand_on, tier, job)
             self._clock.soon(hand_on) if at_once else hand_on()
         else:
@@ -430,7 +448,7 @@ class Tiers:
         tier, now = guard.tier, self._now()
         tier.standing = ended(tier.standing, verdict, now)
         helper = self._helper
-        if helper is not None and self.batcher.waiting < self._queue_size:
+        if helper is not None and self.batcher.pending < self._queue_size:
             self._helper = None
         self._look()
         guard.settle()
@@ -449,9 +467,14 @@ class Tiers:
             self._helper = self._after(self.active)
         for tier in self._tiers:
             tier.take_part(tier.rank == self.active or tier is self._helper)
-        self.close()
+        self._disarm()
         if (when := next_look(standings, now)) is not None:
             self._timer = self._clock.at(int(when * 1e9) + 1, self._on_time)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _on_time(self) -> None:
         self._timer = None

@@ -2,8 +2,8 @@
 
 One request of a sequence is in progress at a time, and the next one follows at its end, so that
 they run in order of arrival. The sender of its requests stores with each sequence where its state
-is. A sequence is known from its first request to its last one, or until it has been idle for the
-configured time.
+is, and the next one is submitted for that upstream alone. A sequence is known from its first
+request to its last one, or until it has been idle for the configured time.
 
 An upstream may delay a first request until it has room for another sequence. So that such requests
 do not take all concurrent calls, which the requests that would make room need, only some of them
@@ -18,9 +18,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.core.call import Call, Owner, Parameter, Stage, Submit
-from headrace.core.errors import InvalidRequest, ServerError, Unavailable
-from headrace.scheduling.upstreams import Pin
+from headrace.core.call import Call, Owner, Parameter, Stage
+from headrace.core.errors import InvalidRequest, RemoteLost, ServerError, Unavailable
+from headrace.scheduling.scheduler import Scheduler
+from headrace.scheduling.upstreams import Holder, Pin, Way, way
 
 MOST_SEQUENCES = 32_768  # per model, at a time
 
@@ -94,7 +95,15 @@ class SequenceTable:
             del self._idle[id]
             del self._pins[id]
 
-    def count(self, server: object) -> int:
+    def lose(self, id: Id, model: str) -> RemoteLost:
+        """Mark a sequence as lost, until it is started again; returns the error of its request."""
+        self.put(id, Pin(lost=True))
+        return RemoteLost(
+            f"sequence {id} of model '{model}' is lost: its server cannot be reached, or one of its"
+            " requests was cancelled or not answered; it has to be begun again"
+        )
+
+    def count(self, server: Holder) -> int:
         """The number of sequences with their state on `server`."""
         return sum(pin is not None and pin.server is server for pin in self._pins.values())
 
@@ -108,36 +117,30 @@ class SequenceQueue:
         table: SequenceTable,
         rules: SequenceRules,
         most_starts: int,
-        expect: Callable[[int], None],
+        scheduler: Scheduler,
         failed: Callable[[str, int], None],
     ) -> None:
-        """`expect` announces waiting requests to the scheduler. `failed` is
-        `VersionStatistics.request_failed`, for requests that waited here in vain. The number of
-        first requests at the scheduler is limited.
+        """`failed` is `VersionStatistics.request_failed`, for requests that waited here in vain.
+
+        The number of first requests at the scheduler is limited.
         """
         self.waiting = 0
         self._model = model
         self._table = table
         self._rules = rules
         self._most_starts = most_starts
-        self._submit: Submit
-        self._expect = expect
+        self._scheduler = scheduler
         self._failed = failed
         self._lines: dict[Id, OrderedDict[_Turn, None]] = {}
         self._starts = 0  # first requests at the scheduler
         self._waiting_starts: OrderedDict[_Turn, None] = OrderedDict()
 
-    def before(self, submit: Submit) -> Submit:
-        """The stage before `submit`, which queues a request with the scheduler."""
-        self._submit = submit
-        return self.submit
-
     def submit(self, request: Call) -> None:
-        """Queue a checked request; raises `InvalidRequest` or `Unavailable`."""
+        """Queue a checked request; raises `InvalidRequest`, `Unavailable` or `RemoteLost`."""
         self._table.forget_idle()
         id = request.sequence_id
         if not id and not self._rules.named:
-            self._submit(request)
+            self._scheduler.submit(request)
             return
         if not id:
             raise InvalidRequest(
@@ -211,19 +214,24 @@ class SequenceQueue:
 
     def _begin(self, turn: "_Turn") -> None:
         """Submit the first of its line, or queue it behind other starts; raises `ServerError`."""
-        request = turn.request
+        request, id = turn.request, turn.request.sequence_id
+        pin = self._table.pin(id)
         if request.sequence_start:
             if self._starts >= self._most_starts:
                 self._waiting_starts[turn] = None
                 self._wait(turn)
                 turn.keep(request)
                 return
-        elif self._table.pin(request.sequence_id) is None:
+        elif pin is None:
             raise InvalidRequest(
-                f"inference request for sequence {request.sequence_id} to model '{self._model}'"
-                " must specify the START flag on the first request of the sequence"
+                f"inference request for sequence {id} to model '{self._model}' must specify the"
+                " START flag on the first request of the sequence"
             )
-        self._submit(request)
+        chosen = way(pin, request.sequence_start)
+        if chosen is Way.NOWHERE:
+            raise self._table.lose(id, self._model)
+        server = pin.server if pin is not None and chosen is Way.PINNED else None
+        self._scheduler.submit(request, server)
         if request.sequence_start:
             turn.counted = True
             self._starts += 1
@@ -234,12 +242,12 @@ class SequenceQueue:
         if not turn.waits:
             turn.waits = True
             self.waiting += 1
-            self._expect(1)
+            self._scheduler.expect(1)
 
     def _go_on(self, turn: "_Turn") -> None:
         turn.waits = False
         self.waiting -= 1
-        self._expect(-1)
+        self._scheduler.expect(-1)
 
 
 class _Turn(Stage, Owner):

@@ -17,6 +17,7 @@ own.
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 FAILURES = 5  # consecutive failures after which an upstream is ejected
 FIRST_EJECTION_SECS = 1.0
@@ -107,11 +108,19 @@ def next_check(condition: Condition, interval: float) -> float:
     return min(FIRST_CHECK_SECS * 2.0 ** min(condition.misses, 16), interval)
 
 
+class Holder(Protocol):
+    """An upstream that may have the state of sequences."""
+
+    @property
+    def usable(self) -> bool:
+        """True if it can be called."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pin:
     """The location of a sequence's state: on `server`, or nowhere if it is `lost`."""
 
-    server: object = None
+    server: Holder | None = None
     lost: bool = False
 
 
@@ -131,18 +140,18 @@ class Ending(Enum):
     UNSURE = "the upstream is gone, or it is unknown whether it was run"
 
 
-def way(pin: Pin | None, start: bool, usable: bool) -> Way:
-    """The destination of a request; `usable` is true if the pinned upstream can be called.
+def way(pin: Pin | None, start: bool) -> Way:
+    """The destination of a request.
 
     One that restarts an active sequence goes to its upstream as well, which so learns that the old
     sequence is over; any other will do if that is not usable.
     """
-    if pin is not None and not pin.lost and usable:
+    if pin is not None and pin.server is not None and not pin.lost and pin.server.usable:
         return Way.PINNED
     return Way.ANY if start else Way.NOWHERE
 
 
-def after(pin: Pin | None, server: object, end: bool, ending: Ending) -> Pin | None:
+def after(pin: Pin | None, server: Holder | None, end: bool, ending: Ending) -> Pin | None:
     """The pin of a sequence after a request of it that `server` has received.
 
     `pin` is the one before; None, also as the result, means no such sequence. A refused request

@@ -35,6 +35,8 @@ class Loop:
 class Server:
     """An upstream and its requests; `call` is its one call."""
 
+    usable = True
+
     def __init__(self) -> None:
         self.streams: list[Stream] = []
         self.call = Stream(None)

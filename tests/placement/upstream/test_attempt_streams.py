@@ -36,12 +36,16 @@ class World:
         silence: float = SILENCE,
         request: RemoteRequest = REQUEST,
         sequences: SequenceTable | None = None,
+        bound: bool = False,
     ) -> None:
+        """The first upstream has the state of a request that is `bound` to it."""
         self.loop = Loop()
         self.first, self.second = self.servers = [Server(), Server()]
         self.told: list[object] = []
         loop = cast(asyncio.AbstractEventLoop, self.loop)
         self.policy = Policy("m", self.next, loop, silence, sequences=sequences)
+        if bound:
+            request = request._replace(target=self.first)
         self.attempt = StreamAttempt(self.policy, request, self)
 
     def begin(self) -> Stream:
@@ -261,5 +265,37 @@ def test_a_stream_that_is_cancelled_loses_its_sequence_unless_a_response_has_com
         stream.give(1)
     world.attempt.cancel()
     assert stream.cancelled
-    pins = {"lost": Pin(lost=True), "there": Pin(world.first), "ended": None}
+    pins = {"lost": Pin(lost=True), "there": Pin(cast(Upstream, world.first)), "ended": None}
     assert table.pin("a") == pins[known]
+
+
+FOLLOWS = RemoteRequest([], [], {"sequence_id": "a"})
+
+
+def test_a_request_of_a_sequence_is_sent_to_the_server_with_its_state_alone() -> None:
+    table, _ = sequence()
+    world = World(request=FOLLOWS, sequences=table, bound=True)
+    world.servers.reverse()  # it would not be chosen
+    world.begin().end(unsent("m"))
+    assert isinstance(world.error, RemoteLost)
+    assert not world.second.streams
+    assert table.pin("a") == Pin(lost=True)
+    later = World(request=FOLLOWS, sequences=table, bound=True)
+    later.first.usable = False
+    with pytest.raises(Lost, match="sequence a of model 'm' is lost"):
+        later.attempt.begin()
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_sequence_that_begins_anew_may_move(usable: bool) -> None:
+    table, request = sequence()
+    world = World(request=request, sequences=table, bound=True)
+    world.first.usable = usable
+    if usable:
+        world.begin().end(unsent("m"))
+    else:
+        world.servers.reverse()
+        assert world.attempt.begin()
+    [stream] = world.second.streams
+    stream.give(1, final=True)
+    assert table.pin("a") == Pin(cast(Upstream, world.second))

@@ -11,7 +11,7 @@ from headrace.observability.traces import TraceContext
 from headrace.placement.upstream.connection import RemoteRequest
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.requests import Forwarding
-from headrace.scheduling.batch import Batch
+from headrace.scheduling.batch import Aimed, Batch
 from tests.scheduling.fakes import entered, signature
 
 MS = 1_000_000
@@ -44,6 +44,13 @@ def test_forwarded_headers_and_parameters() -> None:
     all_kinds = of(forwarding(), [call(request({"a": 1}, context))], 0)
     assert all_kinds.parameters == {"a": 1}
     assert all_kinds.headers == [("x-tenant", "me")]
+
+
+def test_a_request_of_a_sequence_has_its_target() -> None:
+    asked, there = request({"sequence_id": 1}), object()
+    aimed = entered(asked, 1, Aimed(there, None), 0, cast(Any, None))
+    assert of(forwarding(), [aimed], 0).target is there
+    assert of(forwarding(), [call(asked)], 0).target is None
 
 
 @pytest.mark.parametrize(

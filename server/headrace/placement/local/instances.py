@@ -203,6 +203,10 @@ class LocalInstance:
         self._number += 1
         self._work.put((batch, done))
 
+    def serves(self, target: object) -> bool:
+        """Implements `Instance.serves`: it is its only target."""
+        return target is self
+
     def leave(self, grace: float) -> None:
         """Terminate runs that are still abandoned after `grace` seconds."""
         self._grace = min(self._grace, grace)

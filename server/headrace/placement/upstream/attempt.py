@@ -11,16 +11,16 @@ Owned by the event-loop thread, like the pool.
 import asyncio
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
-from headrace.core.errors import RemoteLost, RemoteUnavailable
+from headrace.core.errors import RemoteUnavailable
 from headrace.placement.upstream.connection import Call, CallFailed, RemoteRequest, RemoteStream
 from headrace.placement.upstream.upstream import RULES, Upstream
 from headrace.protocol.status import Failure, Fate, late
 from headrace.protocol.v2_protobuf import RemoteAnswer
 from headrace.scheduling.batch import NotStarted
 from headrace.scheduling.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceTable
-from headrace.scheduling.upstreams import Ending, Way, after, way
+from headrace.scheduling.upstreams import Ending, after
 
 _NONE: Set[Upstream] = frozenset()
 _FINAL = "triton_final_response"
@@ -279,7 +279,10 @@ class StreamAttempt(Attempt):
 
 
 class _Step:
-    """The sequence part of a request: its destination, and the sequence's pin afterwards."""
+    """The sequence part of a request: its destination, and the sequence's pin afterwards.
+
+    A request with a target goes there alone, unless it begins its sequence anew.
+    """
 
     def __init__(self, policy: Policy, request: RemoteRequest) -> None:
         table, given = policy.sequences, request.parameters
@@ -292,19 +295,20 @@ class _Step:
         self._policy = policy
         self._table = table
         self._before = table.pin(id)
+        self._target = cast(Upstream | None, request.target)
         self._upstream: Upstream | None = None
 
     def choose(self, tried: Set[Upstream]) -> Upstream | None:
         """The upstream for the next attempt; raises `Lost` if the sequence cannot continue."""
-        server = self._before.server if self._before is not None else None
-        pinned = server if isinstance(server, Upstream) else None
-        usable = pinned is not None and pinned.condition.reachable and pinned not in tried
-        chosen = way(self._before, self._start, usable)
-        if chosen is Way.NOWHERE:
-            if tried:  # the pinned upstream was tried: its attempt determines the outcome
-                return None
+        target = self._target
+        if target is not None and target.usable and not tried:
+            self._upstream = target
+        elif self._start:
+            self._upstream = self._policy.choose(tried)
+        elif tried:  # the attempt there determines the outcome
+            return None
+        else:
             raise self._lost()
-        self._upstream = pinned if chosen is Way.PINNED else self._policy.choose(tried)
         return self._upstream
 
     def note(self, ending: Ending) -> None:
@@ -323,10 +327,5 @@ class _Step:
         return error
 
     def _lost(self) -> Lost:
-        self.note(Ending.UNSURE)
-        error = RemoteLost(
-            f"sequence {self._id} of model '{self._policy.model}' is lost: its server cannot be"
-            " reached, or one of its requests was cancelled or not answered; it has to be begun"
-            " again"
-        )
+        error = self._table.lose(self._id, self._policy.model)
         return Lost(Failure(Fate.UNCERTAIN, error))

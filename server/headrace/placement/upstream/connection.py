@@ -45,7 +45,8 @@ class RemoteRequest(NamedTuple):
     """The request of one call: the `outputs` wanted, and further properties.
 
     `headers` are for this call, with lower-case names; over gRPC they are metadata. `deadline` is
-    in nanoseconds of the monotonic clock; 0 for none.
+    in nanoseconds of the monotonic clock; 0 for none. `target` is the upstream with the state of
+    its sequence.
     """
 
     inputs: Sequence[RemoteInput]
@@ -55,6 +56,7 @@ class RemoteRequest(NamedTuple):
     headers: Sequence[tuple[str, str]] = ()
     deadline: int = 0
     trace: CallTrace | None = None
+    target: object = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """The pool of a model's upstreams: a batch is sent as one call, whose response is its outcome.
 
 The scheduler has one instance per possible call in flight; the upstream for a batch is chosen when
-it is sent. A call that no upstream has begun is retried on another one. One that may have been
-executed is not sent again, whatever happens: its requests fail. After an error of the model, a
-batch is run again in halves, as with any backend.
+it is sent, unless the batch has one as its target, which has the state of a sequence. A call that
+no upstream has begun is retried on another one. One that may have been executed is not sent again,
+whatever happens: its requests fail. After an error of the model, a batch is run again in halves, as
+with any backend.
 
 While no upstream can be reached, instances are suspended and requests wait; after a while those
 fail, and further ones are refused, until an upstream can be reached again.
@@ -30,6 +31,7 @@ from headrace.placement.upstream.requests import Forwarding, inputs_of, take_ans
 from headrace.placement.upstream.upstream import Upstream
 from headrace.protocol.v2_protobuf import RemoteAnswer
 from headrace.scheduling.batch import Batch, Deferral, Instance, NotStarted, Outcome, Part
+from headrace.scheduling.scheduler import Scheduler
 from headrace.scheduling.sequences import SequenceQueue, SequenceTable
 from headrace.scheduling.upstreams import Condition, choose
 
@@ -124,16 +126,14 @@ class UpstreamPool(Placement):
         return found
 
     def in_sequence(
-        self,
-        expect: Callable[[int], None],
-        failed: Callable[[str, int], None],
+        self, scheduler: Scheduler, failed: Callable[[str, int], None]
     ) -> SequenceQueue | None:
         """The queue of sequences in front of the scheduler; arguments of `SequenceQueue`."""
         rules, table = self._model.sequences, self._sequences
         if rules is None or table is None:
             return None
         starts = max(len(self._instances) // 2, 1)
-        return SequenceQueue(self._label, table, rules, starts, expect, failed)
+        return SequenceQueue(self._label, table, rules, starts, scheduler, failed)
 
     def next(self, tried: Set[Upstream]) -> Upstream | None:
         """The upstream for the next call, other than those `tried`; None if there is none."""
@@ -321,6 +321,10 @@ class UpstreamInstance:
         self._attempt = attempt
         if batch.calls[0].held:
             attempt.hold(True)
+
+    def serves(self, target: object) -> bool:
+        """Implements `Instance.serves`: each calls any server, also one that no name is for now."""
+        return isinstance(target, Upstream)
 
     def close(self) -> None:
         """Close the pool with the first of its instances."""

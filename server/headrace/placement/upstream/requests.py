@@ -70,7 +70,8 @@ class Forwarding:
             if trace.context.state:
                 headers.append(("tracestate", trace.context.state))
         parameters.update(more)
-        return RemoteRequest(inputs, names, parameters, id, headers, _deadline(calls), trace)
+        deadline, target = _deadline(calls), batch.target
+        return RemoteRequest(inputs, names, parameters, id, headers, deadline, trace, target)
 
     def _trace(self, calls: Sequence[Call]) -> CallTrace | None:
         """The span of the call, part of the first traced request's trace."""

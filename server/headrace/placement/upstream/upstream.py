@@ -105,6 +105,11 @@ class Upstream:
         if reconciler is not None and reconciler.control.drift_secs:
             self._watching = loop.create_task(self._watch(reconciler))
 
+    @property
+    def usable(self) -> bool:
+        """True if it can be called; a `Holder` of sequences' states."""
+        return self.condition.reachable
+
     def begin(self, request: RemoteRequest, receiver: Receiver) -> Call:
         """Start a call; its end must be reported to `succeeded`, `abandoned` or `failed`, unless
         this raises.

@@ -321,6 +321,10 @@ class Slot:
             if call.held:
                 talk.hold(call, True)
 
+    def serves(self, target: object) -> bool:
+        """Implements `Instance.serves`: the target of all its slots is the worker."""
+        return target is self.owner
+
     def close(self) -> None:
         """End the worker with the first of its slots."""
         self.owner.close()
