@@ -100,6 +100,15 @@ def test_an_input_with_a_default_value_may_be_optional(tmp_path: Path) -> None:
     assert [spec.optional for spec in version.signature.inputs] == [False, True]
 
 
+def test_clients_see_another_signature_than_the_model_is_given(tmp_path: Path) -> None:
+    """Requests of many batches are divided before the scheduler."""
+    split = 'parameters { key: "split_requests" value { string_value: "on" } }'
+    version = loaded(tmp_path, f"max_batch_size: 4 {split}")
+    assert version.signature.parts > version.given.parts == 1
+    assert version.signature.max_batch_size == version.given.max_batch_size == 4
+    assert version.signature.outputs is version.given.outputs
+
+
 def test_the_scheduling_policy_comes_with_the_version(tmp_path: Path) -> None:
     version = loaded(
         tmp_path, "dynamic_batching { default_queue_policy { timeout_action: DELAY } }"

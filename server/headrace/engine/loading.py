@@ -105,11 +105,16 @@ class Backends:
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
-    """Everything that the engine needs to serve a version."""
+    """Everything that the engine needs to serve a version.
+
+    `signature` is what clients see, `given` what the model is given: stages make calls for the one
+    of calls for the other, such as batches of a call that has more rows than one.
+    """
 
     origin: Origin
     config: ModelConfig
     signature: Signature
+    given: Signature
     scheduling: SchedulingPolicy
     labels: Mapping[str, tuple[str, ...]]
     instances: Sequence[LoadedInstance]
@@ -218,7 +223,8 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
                     model = _load(opened, replace(first_spec, threads=threads))
                     loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
                     first_threads = threads
-            signature = _divided(reading.signature(config), opened, model, config)
+            given = reading.signature(config)
+            signature = _divided(given, opened, model, config)
             if not model.traits.reads_parameters:
                 signature = replace(signature, parameters=frozenset())
             with opened.options_explained():
@@ -227,17 +233,17 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             stages = _stages(opened, config, signature, version, options)
             labels, problems = read_labels(opened.source.path, config)
             refuse(opened.file, problems)
-            samples = read_samples(opened.file, config, signature, opened.source.path)
+            samples = read_samples(opened.file, config, given, opened.source.path)
             warnings = tuple(_model_warnings(opened, model, config))
-            _begin(opened, model, config, options)
-            kind = model.kind(wanted, signature, first_spec.device)
+            _begin(opened, model, config, given, options)
+            kind = model.kind(wanted, given, first_spec.device)
             if first_threads != threads and _kind_of(kind) is not InstanceKind.INLINE:
                 # Too slow for the event loop after all: it gets all the cores that it may use.
                 loaded.pop().model.close()
                 model = _load(opened, first_spec)
                 first_threads = threads
             loaded[:] = [LoadedInstance(placements[0].name, model, kind)]
-            model.warm_up(signature, version, samples)
+            model.warm_up(given, version, samples)
             place = _place(model, config, first_spec.device, options)
             memory, on_gpu = taken(model)
             loaded[:] = [replace(loaded[0], memory=memory, gpu=on_gpu, place=place)]
@@ -248,7 +254,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     origin = opened.origins[version]
     lease = opened.source.lease
     return LoadedVersion(
-        origin, config, signature, scheduling, labels, loaded, warnings, seconds, lease,
+        origin, config, signature, given, scheduling, labels, loaded, warnings, seconds, lease,
         limits=limits, stages=stages,
     )  # fmt: skip
 
@@ -284,13 +290,13 @@ def _load_copy(
     options: LoadOptions,
 ) -> LoadedInstance:
     """Load an instance of a model whose configuration is complete."""
-    signature, wanted = reading.signature(config), reading.execution(config)
+    given, wanted = reading.signature(config), reading.execution(config)
     with _footprint(opened, spec, wanted, options) as taken:
         copy = _load(opened, spec)
         try:
-            _begin(opened, copy, config, options)
-            kind = copy.kind(wanted, signature, spec.device)
-            copy.warm_up(signature, spec.version, samples)
+            _begin(opened, copy, config, given, options)
+            kind = copy.kind(wanted, given, spec.device)
+            copy.warm_up(given, spec.version, samples)
         except BaseException:
             copy.close()
             raise
@@ -359,11 +365,13 @@ def _stages(
     return tuple(stage for stage in found if stage is not None)
 
 
-def _begin(opened: Opened, model: Servable, config: ModelConfig, options: LoadOptions) -> None:
+def _begin(
+    opened: Opened, model: Servable, config: ModelConfig, given: Signature, options: LoadOptions
+) -> None:
     """Start a loaded model with its complete configuration; raises `RepositoryError`."""
     batches = completion.batches(config)
     with opened.options_explained():
-        model.begin(config, reading.signature(config), batches, options.host)
+        model.begin(config, given, batches, options.host)
 
 
 def _spec(

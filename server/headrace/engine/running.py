@@ -12,40 +12,17 @@ from dataclasses import replace
 
 from headrace.core.call import Call
 from headrace.core.errors import ServerError
-from headrace.core.limits import ModelLoad
 from headrace.engine.fail_over import FailOver
 from headrace.engine.loading import Change, LoadedInstance, LoadedVersion
 from headrace.engine.model_services import EngineServices
 from headrace.engine.shared_memory import Regions
 from headrace.observability.statistics import VersionStatistics
 from headrace.placement.placement import PlacedInstance, Placement, Surroundings
-from headrace.scheduling.batcher import Batcher, LoopClock
+from headrace.scheduling.batcher import Batcher, Clock, LoopClock
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.scheduler import InstanceScheduler, Scheduler
 
 log = logging.getLogger(__name__)
-
-
-def make_batcher(
-    loaded: LoadedVersion,
-    version: str,
-    loop: asyncio.AbstractEventLoop,
-    statistics: VersionStatistics,
-    report: Callable[[Sequence[Call], Exception], None],
-    load: ModelLoad,
-) -> Batcher:
-    """A scheduler without instances; `report` receives failed requests.
-
-    `load` counts the requests of all versions of the model.
-    """
-    traits = [instance.model.traits for instance in loaded.instances]
-    alike = next((t.alike for t in traits if t.alike is not None), None)
-    deaths = next((t.quarantine_deaths for t in traits if t.quarantine_deaths is not None), None)
-    quarantine = None if deaths is None else Quarantine(loaded.signature.model, deaths)
-    return Batcher(
-        loaded.signature, version, loaded.scheduling, LoopClock(loop), statistics, report,
-        quarantine, load, alike,
-    )  # fmt: skip
 
 
 class RunningVersion:
@@ -76,7 +53,7 @@ class RunningVersion:
         self._names = {"model": model, "version": version}
         self._split = False  # a batch has failed, which was logged
         self._account = regions.admission.model(model)
-        batcher = make_batcher(loaded, version, loop, statistics, self._log_failure, self._account)
+        batcher = self._batcher(version, LoopClock(loop), statistics)
         self.scheduler: Scheduler = batcher
         self.fail_over: FailOver | None = None
         schedulers: Sequence[InstanceScheduler] = [batcher]
@@ -86,7 +63,7 @@ class RunningVersion:
             self.scheduler, schedulers = self.fail_over.tiers, list(self.fail_over.tiers)
         self._surroundings = [
             Surroundings(
-                loaded.signature, one, host, loop, changed, statistics.endpoints, loaded.limits,
+                loaded.given, one, host, loop, changed, statistics.endpoints, loaded.limits,
                 statistics.ended_runs, host,
             )
             for one in schedulers
@@ -181,6 +158,18 @@ class RunningVersion:
         self._account.leave()
         await asyncio.gather(*(placement.closed() for placement in self.placements.values()))
         self.host.close()
+
+    def _batcher(self, version: str, clock: Clock, statistics: VersionStatistics) -> Batcher:
+        loaded = self.loaded
+        traits = [instance.model.traits for instance in loaded.instances]
+        alike = next((t.alike for t in traits if t.alike is not None), None)
+        deaths = (t.quarantine_deaths for t in traits if t.quarantine_deaths is not None)
+        most = next(deaths, None)
+        quarantine = None if most is None else Quarantine(loaded.given.model, most)
+        return Batcher(
+            loaded.given, version, loaded.scheduling, clock, statistics, self._log_failure,
+            quarantine, self._account, alike,
+        )  # fmt: skip
 
     def _add(self, loaded: Iterable[LoadedInstance]) -> None:
         """Add loaded instances to the scheduler."""
