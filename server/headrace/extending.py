@@ -8,7 +8,7 @@ from headrace.core.tensors import Tensor
 from headrace.doors.door import Door, DoorCall
 from headrace.engine.admission import ConnectionAccount
 from headrace.engine.chain import Compose, StageModel, StagePlugin
-from headrace.engine.doors import Entrance, Target
+from headrace.engine.entrance import Entrance, Target
 from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.loaded import LoadedModel, ModelTraits
 from headrace.protocol.generate import decode_generate as decode_flat

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES
+from headrace.engine.entrance import GIVE_UP_BYTES, PAUSE_BYTES
 from headrace.workers import triton_api
 from tests.docs.pages import ROOT, blocks
 from tests.support.server_process import ServerProcess

@@ -12,7 +12,7 @@ from headrace.core.errors import InvalidRequest, NotFound
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
-from headrace.engine.doors import NOTHING_KNOWN
+from headrace.engine.entrance import NOTHING_KNOWN
 
 SIGNATURE = Signature(
     "any",

@@ -4,7 +4,7 @@ import gc
 
 from headrace.core.limits import PRESSED_SECS, SLOWEST, Patience, Shares
 from headrace.engine.admission import Admission, ConnectionAccount
-from headrace.engine.doors import Progress
+from headrace.engine.entrance import Progress
 
 _LIMIT = 1000 << 20
 

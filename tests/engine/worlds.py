@@ -14,8 +14,8 @@ from headrace.core.errors import LoadFailed, ServerError
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
-from headrace.engine.doors import Target
 from headrace.engine.engine import Engine
+from headrace.engine.entrance import Target
 from headrace.engine.opening import LoadOptions
 from headrace.placement.backend import Backend
 from headrace.placement.loaded import LoadedModel

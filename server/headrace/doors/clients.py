@@ -15,7 +15,7 @@ from headrace.doors.http.infer import CountedApp
 from headrace.doors.http.protocol import BoundedProtocol
 from headrace.doors.http.server import HttpServer, fast_protocol
 from headrace.engine.admission import Admission
-from headrace.engine.doors import Entrance
+from headrace.engine.entrance import Entrance
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Protocol
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError
 from headrace.engine.admission import Account
-from headrace.engine.doors import Entrance, Target
+from headrace.engine.entrance import Entrance, Target
 from headrace.protocol.status import STATUS
 
 _GONE = 499  # in place of a status: the client has left before its answer

@@ -17,7 +17,7 @@ from headrace.core.limits import ABANDONED_SECS, ResidencyOptions
 from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.control import Control, ControlMode, ControlOptions
-from headrace.engine.doors import Readiness, Router
+from headrace.engine.entrance import Readiness, Router
 from headrace.engine.lifecycle import Lifecycle, Loads
 from headrace.engine.model import Model, Traffic, parse_version
 from headrace.engine.model_services import EngineServices
@@ -321,7 +321,7 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """True if the server takes requests; see `headrace.engine.doors`."""
+        """True if the server takes requests; see `headrace.engine.entrance`."""
         return self.readiness.ready
 
     def model_ready(self, name: str, version: str = "") -> bool:

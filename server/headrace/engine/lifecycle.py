@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
-from headrace.engine.doors import Entrance, Router
+from headrace.engine.entrance import Entrance, Router
 from headrace.engine.loading import Change, LoadedVersion, update
 from headrace.engine.model import Model
 from headrace.engine.model_services import EngineServices, LoadingServices

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from headrace.core.errors import InvalidRequest, ModelNotReady, NotFound, Unavailable
 from headrace.engine.admission import Admission
-from headrace.engine.doors import Router
+from headrace.engine.entrance import Router
 from headrace.engine.version import ModelVersion
 from headrace.observability.statistics import Sourced, VersionStatistics
 from headrace.protocol.pb.traffic_pb2 import ModelTrafficResponse

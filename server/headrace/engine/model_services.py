@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError, Unsupported
 from headrace.core.model_spec import LoadParameters
-from headrace.engine.doors import Router
+from headrace.engine.entrance import Router
 from headrace.engine.tracing import TracedCall, Tracing
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.placement.placement import ModelServices

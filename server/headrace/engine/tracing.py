@@ -22,7 +22,7 @@ from typing import Protocol
 from headrace.core import plugins
 from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.core.errors import Cancelled, InvalidRequest, ServerError
-from headrace.engine.doors import CONTEXT_HEADERS, Target
+from headrace.engine.entrance import CONTEXT_HEADERS, Target
 from headrace.observability.trace_settings import (
     Mode,
     Sampler,

@@ -13,7 +13,7 @@ from headrace.core.call import Call, Submit
 from headrace.core.errors import ModelNotReady
 from headrace.core.signature import Signature
 from headrace.engine.chain import check, classify, count_responses, divide, tell_servers
-from headrace.engine.doors import Direct
+from headrace.engine.entrance import Direct
 from headrace.engine.running import RunningVersion
 from headrace.engine.shared_memory import share
 from headrace.observability.statistics import VersionStatistics

@@ -33,7 +33,7 @@ from headrace.core.errors import (
     Unsupported,
 )
 from headrace.core.limits import ResidencyOptions
-from headrace.engine.doors import Entrance, submit_raw
+from headrace.engine.entrance import Entrance, submit_raw
 from headrace.engine.lifecycle import EXITING, Lifecycle, Loads
 from headrace.engine.model import Model, parse_version
 from headrace.engine.version import ModelVersion, State

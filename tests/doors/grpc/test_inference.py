@@ -9,7 +9,7 @@ from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
 from headrace.doors.grpc.call import Message, Session
 from headrace.doors.grpc.inference import stream_opener
 from headrace.engine.admission import Account
-from headrace.engine.doors import PAUSE_BYTES
+from headrace.engine.entrance import PAUSE_BYTES
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.doors.fakes import FakeEngine, Work, until
 from tests.support.client import Parameter

@@ -7,7 +7,7 @@ from headrace.core.errors import ServerError, ServerExiting
 from headrace.doors.grpc.call import Message
 from headrace.doors.grpc.services import health_handlers
 from headrace.engine.admission import Admission
-from headrace.engine.doors import Readiness
+from headrace.engine.entrance import Readiness
 from headrace.protocol.pb import health_pb2 as pb
 
 _STREAMS = 1000

@@ -19,7 +19,7 @@ from headrace.doors.http.generate import (
     GenerateRoute,
 )
 from headrace.doors.http.head import head_of
-from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES
+from headrace.engine.entrance import GIVE_UP_BYTES, PAUSE_BYTES
 from tests.doors.fakes import FakeEngine, Work, until
 
 Message = dict[str, Any]

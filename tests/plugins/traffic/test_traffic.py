@@ -17,7 +17,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.core.tensors import Array, elsewhere
 from headrace.engine.admission import Admission
-from headrace.engine.doors import Target
+from headrace.engine.entrance import Target
 from headrace.engine.metrics import collected
 from headrace.engine.model import Model
 from headrace.engine.version_chain import VersionChain

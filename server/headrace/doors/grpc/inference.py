@@ -29,7 +29,7 @@ from headrace.core.tensors import Buffer
 from headrace.core.turns import SMALL
 from headrace.doors.grpc.call import Message, Noted, Open, Peer, Session
 from headrace.engine.admission import Account, ConnectionAccount
-from headrace.engine.doors import (
+from headrace.engine.entrance import (
     GIVE_UP_BYTES,
     GRPC_NOT_DECOUPLED,
     PAUSE_BYTES,

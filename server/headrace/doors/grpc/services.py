@@ -29,7 +29,7 @@ from headrace.core.texts import bounded
 from headrace.doors.grpc.call import Direct, Handlers, Open, Peer, Unary
 from headrace.doors.grpc.inference import InferenceService, stream_opener
 from headrace.engine.admission import Admission
-from headrace.engine.doors import Entrance, Readiness
+from headrace.engine.entrance import Entrance, Readiness
 from headrace.protocol.compression import check_size
 from headrace.protocol.pb import POOL, health_pb2, reflection_pb2
 from headrace.protocol.pb import reflection_v1alpha_pb2 as reflection_v1alpha_pb2  # into the pool

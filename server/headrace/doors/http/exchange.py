@@ -21,7 +21,7 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.doors.http.head import Head
 from headrace.engine.admission import Account
-from headrace.engine.doors import HTTP_NOT_DECOUPLED, Target
+from headrace.engine.entrance import HTTP_NOT_DECOUPLED, Target
 from headrace.engine.workbench import LARGE, Deferred, Job, Workbench
 from headrace.protocol.compression import (
     choose_encoding,

@@ -24,7 +24,7 @@ from headrace.core.turns import LONG_READ
 from headrace.doors.http.exchange import CLOSE, JSON, Answer, Exchange, plain_lines
 from headrace.doors.http.head import Head, Heads
 from headrace.doors.http.protocol import GONE, HEAD_LIMIT, BoundedProtocol, log_access
-from headrace.engine.doors import Entrance, memory_for
+from headrace.engine.entrance import Entrance, memory_for
 from headrace.engine.workbench import Deferred
 from headrace.observability.statistics import INFER
 from headrace.protocol.plain_json import HTTP_ANSWER, HTTP_REST, PlainJson

@@ -33,7 +33,7 @@ from headrace.doors.http.infer import (
 )
 from headrace.doors.http.protocol import OPERATION
 from headrace.engine.admission import Account
-from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, not_read
+from headrace.engine.entrance import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, not_read
 from headrace.engine.workbench import LARGE, Job
 from headrace.protocol.elements import Charge, uncharged
 from headrace.protocol.generate import EVENT_STREAM, decode_generate, encode_generate, event

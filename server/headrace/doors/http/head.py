@@ -12,7 +12,7 @@ from headrace.api.operations import NAMED, Category
 from headrace.core.errors import InvalidRequest, Restricted
 from headrace.core.turns import PACKED, TEXT_BITS
 from headrace.doors.http.protocol import URL_LIMIT, without_upgrade
-from headrace.engine.doors import Entrance
+from headrace.engine.entrance import Entrance
 from headrace.protocol.parameters import timeout_of
 
 _UNITS = 4  # of `Turns.share`, of a request with a short body

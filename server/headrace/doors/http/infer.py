@@ -24,7 +24,7 @@ from headrace.doors.http.exchange import (
 from headrace.doors.http.head import Head, check_key, head_of, told
 from headrace.doors.http.protocol import ACCOUNT, GONE, NAMES, OPERATION, log_access
 from headrace.engine.admission import Account
-from headrace.engine.doors import Entrance
+from headrace.engine.entrance import Entrance
 from headrace.observability.statistics import OTHER, Answers
 from headrace.protocol.status import STATUS
 from headrace.protocol.v2_json import error_body

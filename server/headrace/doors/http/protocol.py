@@ -19,7 +19,7 @@ from headrace.api.header_rules import DoorRules
 from headrace.core.limits import SLOWEST, Patience
 from headrace.doors.acceptor import undelivered
 from headrace.engine.admission import Admission, ConnectionAccount
-from headrace.engine.doors import Progress
+from headrace.engine.entrance import Progress
 from headrace.observability.statistics import OTHER
 from headrace.protocol.v2_json import error_body
 

@@ -19,7 +19,7 @@ from headrace.doors.http.fast import FastProtocol
 from headrace.doors.http.head import Heads
 from headrace.doors.http.protocol import BoundedProtocol
 from headrace.engine.admission import Admission
-from headrace.engine.doors import Entrance
+from headrace.engine.entrance import Entrance
 
 log = logging.getLogger(__name__)
 

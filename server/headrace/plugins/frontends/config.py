@@ -8,7 +8,7 @@ from headrace.api.header_rules import HeaderRules
 from headrace.core.limits import Shares
 from headrace.doors.clients import GrpcConfig, HttpConfig
 from headrace.doors.grpc.options import GrpcOptions, TlsFiles
-from headrace.engine.doors import CONTEXT_HEADERS
+from headrace.engine.entrance import CONTEXT_HEADERS
 from headrace.observability.logs import LogSettings
 from headrace.protocol.http2.keep_alive import KeepAlive
 

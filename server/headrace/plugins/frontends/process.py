@@ -41,7 +41,7 @@ from headrace.doors.http.infer import Disconnected, Route
 from headrace.doors.http.protocol import OPERATION
 from headrace.doors.http.server import bind
 from headrace.engine.admission import Admission, Held
-from headrace.engine.doors import NOTHING_KNOWN, Readiness
+from headrace.engine.entrance import NOTHING_KNOWN, Readiness
 from headrace.ipc.allocation import keep_memory
 from headrace.ipc.frames import IN_FILE, INLINE, BrokenFrame, Header
 from headrace.observability.logs import Logs, LogSettings

@@ -23,7 +23,7 @@ from headrace.core.errors import ServerError, Unsupported
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Unary
 from headrace.engine.admission import Account, Held
-from headrace.engine.doors import (
+from headrace.engine.entrance import (
     GIVE_UP_BYTES,
     GRPC_NOT_DECOUPLED,
     HTTP_NOT_DECOUPLED,

@@ -17,7 +17,7 @@ from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Message, Session
 from headrace.doors.grpc.inference import InferCall, InferenceService
 from headrace.doors.grpc.native.connection import SESSION_SIZE, Rpc, RpcHead, UnaryRpc
-from headrace.engine.doors import Direct
+from headrace.engine.entrance import Direct
 from headrace.protocol.grpc import PREFIX, unpack_prefix
 from headrace.protocol.parameters import EXACT_TIMING, TIMING, exact_timing, time_of
 from headrace.protocol.status import BEGUN, begun_field

@@ -31,7 +31,7 @@ from headrace.doors.grpc.call import (
 )
 from headrace.doors.grpc.options import INFERENCE, LEVELS, GrpcOptions
 from headrace.engine.admission import Admission, ConnectionAccount
-from headrace.engine.doors import Progress
+from headrace.engine.entrance import Progress
 from headrace.engine.workbench import LARGE, Job
 from headrace.protocol.compression import (
     DEFAULT_LEVEL,
