@@ -21,6 +21,7 @@ from headrace.core.tensors import Buffer
 from headrace.protocol.compression import LARGE
 from headrace.protocol.grpc import (
     MAX_MESSAGE,
+    TIMING_FIELD,
     ClientCall,
     End,
     Reason,
@@ -68,7 +69,9 @@ class ChannelConnection(Http2Protocol):
         is closed.
         """
         self.greeted: asyncio.Future[None] = loop.create_future()
-        http2 = ClientConnection(ResponseBlock, lambda: loop.call_soon(self.flush), _LIMITS)
+        http2 = ClientConnection(
+            ResponseBlock, lambda: loop.call_soon(self.flush), _LIMITS, TIMING_FIELD
+        )
         super().__init__(http2, loop, buffer)
         self._progressed = progressed
         self._closed_by = closed

@@ -23,7 +23,7 @@ from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
 from headrace.core.turns import BINARY_BITS, PACKED, PIECE_SECS
 from headrace.protocol.compression import ANSWER_RATIO, ENCODINGS, decompress
-from headrace.protocol.http2.connection import ClientConnection, ClientStream
+from headrace.protocol.http2.connection import AnswerTrailers, ClientConnection, ClientStream
 from headrace.protocol.http2.headers import Headers, header_block, literal
 from headrace.protocol.http2.protocol import ErrorCode, StreamFailure
 from headrace.protocol.http2.streams import Fields, Stream
@@ -50,6 +50,11 @@ _TYPE = (b"content-type", b"application/grpc")
 _ACCEPTED = (b"grpc-accept-encoding", b"identity,deflate,gzip")
 RESPONSE_FIELDS: Fields = [(b":status", b"200"), _TYPE, _ACCEPTED]
 RESPONSE_HEAD = header_block(RESPONSE_FIELDS)
+OK_FIELDS: Fields = [(b"grpc-status", b"0")]
+# The start of a trailer field in HPACK, up to the length of its value: a literal that changes no
+# table, since its value differs from one response to the next.
+TIMING_FIELD = b"\x00\x0dserver-timing"
+ANSWER_TRAILERS = AnswerTrailers(header_block(OK_FIELDS) + TIMING_FIELD)
 _NOT_SENT = (b"te", b"content-type")  # by applications; the transport sets them
 
 

@@ -6,8 +6,12 @@ from struct import pack, unpack
 
 from hpack import Decoder, Encoder
 
-from headrace.protocol.grpc import CallHead
-from headrace.protocol.http2.connection import ClientConnection, ServerConnection
+from headrace.protocol.grpc import OK_FIELDS, CallHead
+from headrace.protocol.http2.connection import (
+    AnswerTrailers,
+    ClientConnection,
+    ServerConnection,
+)
 from headrace.protocol.http2.headers import Headers, header_block
 from headrace.protocol.http2.keep_alive import KeepAlive
 from headrace.protocol.http2.protocol import (
@@ -28,7 +32,7 @@ from headrace.protocol.http2.protocol import (
     Limits,
     Setting,
 )
-from headrace.protocol.http2.streams import OK_FIELDS, Stream
+from headrace.protocol.http2.streams import Stream
 
 REQUEST = [
     (":method", "POST"), (":scheme", "http"), (":path", "/a/b"), (":authority", "test"),
@@ -41,6 +45,7 @@ RESPONSE_HEAD = header_block(
         (b"grpc-accept-encoding", b"gzip"),
     ]
 )
+TRAILERS = AnswerTrailers(header_block(OK_FIELDS) + b"\x00\x04note")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +195,7 @@ class Server(Bench):
         self.streams: dict[int, Kept] = {}
         self.interpreted = 0
         self.connection = ServerConnection(
-            self._interpret, RESPONSE_HEAD, lambda: None, limits or Limits(), keep_alive
+            self._interpret, RESPONSE_HEAD, TRAILERS, lambda: None, limits or Limits(), keep_alive
         )
         self.connection.start()
         if greet:

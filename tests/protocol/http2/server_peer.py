@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import inf
 
 from headrace.core.tensors import Buffer
-from headrace.protocol.grpc import ClientCall, End, ResponseBlock
+from headrace.protocol.grpc import TIMING_FIELD, ClientCall, End, ResponseBlock
 from headrace.protocol.http2.connection import ClientConnection
 from headrace.protocol.http2.headers import header_block
 from headrace.protocol.http2.protocol import (
@@ -56,7 +56,9 @@ class Client(Bench):
 
     def __init__(self, limits: Limits | None = None, greet: bool = True) -> None:
         super().__init__()
-        self.connection = ClientConnection(ResponseBlock, lambda: None, limits or Limits())
+        self.connection = ClientConnection(
+            ResponseBlock, lambda: None, limits or Limits(), TIMING_FIELD
+        )
         self.connection.start()
         if greet:
             assert self.output().startswith(PREFACE)

@@ -4,6 +4,7 @@ from struct import pack
 
 import pytest
 
+from headrace.protocol.grpc import OK_FIELDS
 from headrace.protocol.http2.headers import header_block
 from headrace.protocol.http2.protocol import (
     ACK,
@@ -26,7 +27,6 @@ from headrace.protocol.http2.protocol import (
     Limits,
     Setting,
 )
-from headrace.protocol.http2.streams import OK_FIELDS
 from tests.protocol.http2.peer import (
     REQUEST,
     RESPONSE_HEAD,
@@ -198,6 +198,18 @@ def test_a_complete_request_and_its_answer() -> None:
     assert data.payload == b"data"
     assert trailers.ends
     assert server.headers(trailers) == [("grpc-status", "0")]
+    assert server.connection.streams.open == {}
+
+
+def test_an_answer_in_one_step_is_like_one_in_several() -> None:
+    server = Server()
+    server.feed(server.request(1, b"x"))
+    assert server.connection.answer(server.streams[1], [b"da", b"ta"], b"n" * 126)
+    head, data, trailers = server.sent()
+    assert (head.payload, data.payload) == (RESPONSE_HEAD, b"\0\0\0\0\4data")
+    assert trailers.ends
+    assert server.headers(head)[0] == (":status", "200")
+    assert server.headers(trailers) == [("grpc-status", "0"), ("note", "n" * 126)]
     assert server.connection.streams.open == {}
 
 

@@ -1,5 +1,6 @@
 """Flow control windows in both directions."""
 
+from headrace.protocol.grpc import OK_FIELDS
 from headrace.protocol.http2.protocol import (
     DATA,
     END_HEADERS,
@@ -10,7 +11,6 @@ from headrace.protocol.http2.protocol import (
     Limits,
     Setting,
 )
-from headrace.protocol.http2.streams import OK_FIELDS
 from tests.protocol.http2.peer import (
     REQUEST,
     RESPONSE_HEAD,

@@ -6,13 +6,13 @@ from hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.protocol.grpc import TIMING_FIELD
 from headrace.protocol.http2.headers import (
     BlockReader,
     Headers,
     header_block,
     literal,
 )
-from headrace.protocol.http2.protocol import TIMING_FIELD
 
 LIMIT = 1 << 16
 

@@ -18,7 +18,6 @@ from headrace.protocol.http2.headers import (
     Headers,
     check_trailers,
     checked_request,
-    header_block,
 )
 from headrace.protocol.http2.keep_alive import KeepAlive, Strikes
 from headrace.protocol.http2.protocol import (
@@ -42,7 +41,6 @@ from headrace.protocol.http2.protocol import (
     PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
-    TIMING_FIELD,
     WINDOW_UPDATE,
     ConnectionFailure,
     ErrorCode,
@@ -58,7 +56,6 @@ from headrace.protocol.http2.protocol import (
 )
 from headrace.protocol.http2.streams import (
     JOINED,
-    OK_FIELDS,
     DataReader,
     Memory,
     Sender,
@@ -77,17 +74,6 @@ _FIXED_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 _LAST = MAX_WINDOW - 1  # the highest stream number, section 5.1.1
 _DRAIN_PING = b"headrace"
 _PREFIX = 5  # of a gRPC message
-_OK = header_block(OK_FIELDS) + TIMING_FIELD  # trailers up to the length of their last value
-# HEADERS with these trailers up to the stream number, and from the block to the value's length, by
-# that length: a short integer in HPACK's form.
-_ENDS = [
-    (
-        Struct(">IB").pack((len(_OK) + 1 + size) << 8 | HEADERS, END_HEADERS | END_STREAM),
-        _OK + bytes((size,)),
-    )
-    for size in range(127)
-]
-_pack_end = Struct(f">5sI{len(_OK) + 1}s").pack
 
 
 class Connection:
@@ -498,6 +484,25 @@ class Head(Protocol):
         """
 
 
+class AnswerTrailers:
+    """The trailers that `ServerConnection.answer` sends, packed ahead for any last value.
+
+    That saves 90 ns of each answer. By the length of the value, a short integer in HPACK's form:
+    HEADERS up to the stream number, and from the block to the value.
+    """
+
+    __slots__ = ("pack", "parts")
+
+    def __init__(self, block: bytes) -> None:
+        """`block` ends with the last field's name."""
+        pack, flags = Struct(">IB").pack, END_HEADERS | END_STREAM
+        self.parts = [
+            (pack((len(block) + 1 + size) << 8 | HEADERS, flags), block + bytes((size,)))
+            for size in range(127)
+        ]
+        self.pack = Struct(f">5sI{len(block) + 1}s").pack
+
+
 class ServerConnection(Connection):
     """The server's side of one connection. Owned by the event-loop thread."""
 
@@ -507,6 +512,7 @@ class ServerConnection(Connection):
         self,
         interpret: Callable[[Headers], Head],
         response_head: bytes,
+        trailers: AnswerTrailers,
         wake: Callable[[], object],
         limits: Limits,
         keep_alive: KeepAlive | None = None,
@@ -514,10 +520,10 @@ class ServerConnection(Connection):
     ) -> None:
         """`interpret` converts a request's fields, which conform to section 8.1.1.
 
-        `response_head` is the block of successful responses, used by `answer`; `wake` is the
-        sender's. Without `keep_alive`, the peer's PINGs are limited by its budget for control
-        frames only. With `reserve`, it is asked before more than `OWN_STREAMS` are open, for a
-        number of further ones at a time; false refuses them.
+        `response_head` is the block of successful responses, which `answer` uses with `trailers`;
+        `wake` is the sender's. Without `keep_alive`, the peer's PINGs are limited by its budget for
+        control frames only. With `reserve`, it is asked before more than `OWN_STREAMS` are open,
+        for a number of further ones at a time; false refuses them.
         """
         sender = Sender(wake)
         super().__init__(
@@ -528,6 +534,7 @@ class ServerConnection(Connection):
         self._pack_start = Struct(f">IBI{len(response_head)}sIBIBI").pack
         self._response_head = response_head
         self._response = len(response_head) << 8 | HEADERS
+        self._ends = trailers
         self._strikes = None if keep_alive is None else Strikes(keep_alive)
         self._draining = False
         self._largest_answer = maxsize  # bytes
@@ -535,11 +542,12 @@ class ServerConnection(Connection):
         self._reserve = reserve
         self._room = limits.streams if reserve is None else min(limits.streams, OWN_STREAMS)
 
-    def answer(self, stream: Stream, message: list[Buffer], timing: bytes) -> bool:
+    def answer(self, stream: Stream, message: list[Buffer], last: bytes) -> bool:
         """End a stream by a successful response with one uncompressed message, if it fits at once.
 
-        `timing` is the trailer `server-timing`. Returns False, and does nothing, if the general
-        path is needed. The caller must `rouse` the sender, or take its `out`.
+        `last` is the value of the last trailer, of less than 127 bytes. Returns False, and does
+        nothing, if the general path is needed. The caller must `rouse` the sender, or take its
+        `out`.
         """
         sender = self.sender
         size = sum(map(len, message))
@@ -552,14 +560,13 @@ class ServerConnection(Connection):
         ):
             return False
         sender.window -= nbytes
-        number = stream.number
-        begins, trailers = _ENDS[len(timing)]
-        head = self._response_head
+        number, head, ends = stream.number, self._response_head, self._ends
+        begins, block = ends.parts[len(last)]
         sender.out += [
             self._pack_start(self._response, 4, number, head, nbytes << 8, 0, number, 0, size),
             *message,
-            _pack_end(begins, number, trailers),
-            timing,
+            ends.pack(begins, number, block),
+            last,
         ]
         if size > JOINED:
             sender.large = True
@@ -812,16 +819,19 @@ class ClientConnection(Connection):
     says_first = PREFACE
 
     def __init__(
-        self, interpret: Callable[[Headers], object], wake: Callable[[], object], limits: Limits
+        self,
+        interpret: Callable[[Headers], object],
+        wake: Callable[[], object],
+        limits: Limits,
+        passed_over: bytes = b"",
     ) -> None:
         """`interpret` converts a block's fields, or raises `StreamFailure`.
 
-        `wake` is the sender's.
+        `wake` is the sender's; `passed_over` is the start of a field that is not read.
         """
         sender = Sender(wake)
-        super().__init__(
-            sender, ClientStreams(sender, limits), interpret, limits, passed_over=TIMING_FIELD
-        )
+        streams = ClientStreams(sender, limits)
+        super().__init__(sender, streams, interpret, limits, passed_over=passed_over)
         self.said = ""  # the peer's text in its GOAWAY
 
     def fail(self, code: ErrorCode, text: str = "") -> None:

@@ -21,10 +21,6 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDO
 CONTINUATION = 9
 END_STREAM, ACK, END_HEADERS, PADDED, PRIORITISED = 0x1, 0x1, 0x4, 0x8, 0x20
 
-# The start of a trailer field in HPACK, up to the length of its value: a literal that changes no
-# table, since its value differs from one response to the next.
-TIMING_FIELD = b"\x00\x0dserver-timing"
-
 
 class ErrorCode(IntEnum):
     """Error codes, section 7."""

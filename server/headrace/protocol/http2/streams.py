@@ -43,7 +43,6 @@ from headrace.protocol.http2.protocol import (
 
 Fields = list[tuple[bytes, bytes]]
 
-OK_FIELDS: Fields = [(b"grpc-status", b"0")]
 _NO_TRAILERS: Fields = []
 
 

@@ -42,8 +42,10 @@ from headrace.protocol.compression import (
 )
 from headrace.protocol.elements import uncharged
 from headrace.protocol.grpc import (
+    ANSWER_TRAILERS,
     CANCELLED,
     DEADLINE_EXCEEDED,
+    OK_FIELDS,
     PREFIX,
     RESPONSE_FIELDS,
     RESPONSE_HEAD,
@@ -60,7 +62,7 @@ from headrace.protocol.http2.connection import ServerConnection
 from headrace.protocol.http2.headers import Headers, literal
 from headrace.protocol.http2.keep_alive import Due, Watch
 from headrace.protocol.http2.protocol import ErrorCode, Limits
-from headrace.protocol.http2.streams import OK_FIELDS, Fields
+from headrace.protocol.http2.streams import Fields
 from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
 
 log = logging.getLogger(__name__)
@@ -588,7 +590,7 @@ class GrpcConnection(Http2Protocol):
 
     def __init__(self, context: ServerContext) -> None:
         http2 = ServerConnection(
-            lambda headers: RpcHead(headers, context, self), RESPONSE_HEAD,
+            lambda headers: RpcHead(headers, context, self), RESPONSE_HEAD, ANSWER_TRAILERS,
             lambda: context.loop.call_soon(self.flush), context.limits, context.keep_alive,
             self._reserve,
         )  # fmt: skip
