@@ -50,4 +50,4 @@ class PackageMetadata(MetadataHookInterface):
         sys.path.insert(0, str(Path(self.root) / "server"))
         from headrace.core.plugins import OWN
 
-        metadata["entry-points"] = {group: dict(own) for group, own in OWN.items()}
+        metadata["entry-points"] = {group: dict(own) for group, own in OWN.items() if own}

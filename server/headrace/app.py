@@ -26,13 +26,13 @@ from typing import NoReturn
 import uvloop
 
 from headrace import __version__
-from headrace.build import build_engine, sources_at_start, watches
+from headrace.build import build_engine, make_tracing, sources_at_start, watches
 from headrace.cli.text import table
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
 from headrace.core.process import allow_many_files, serve_promptly
 from headrace.doors.server import ServerDoors
-from headrace.engine.tracing import Tracing, make_tracing
+from headrace.engine.tracing import Tracing
 from headrace.engine.version import ModelVersion
 from headrace.ipc.allocation import keep_memory
 from headrace.observability.logs import LogControl, Logs
@@ -75,17 +75,13 @@ def run(settings: Settings, note: str = "", reread: Callable[[], Settings] | Non
         return 1
     if note:
         log.info(note)
-    try:
-        tracing = make_tracing(settings.traces)
-    except LoadFailed as error:
-        print(f"headrace serve: {error}", file=sys.stderr)
-        return 1
     allow_many_files()
     control = LogControl(settings.logs, logs.apply)
     control.drops.append(lambda: logs.dropped)
     try:
+        tracing = make_tracing(settings.traces)
         application = Application(settings, control, tracing, reread)
-    except LoadFailed as error:  # of a store
+    except LoadFailed as error:
         print(f"headrace serve: {error}", file=sys.stderr)
         return 1
     try:

@@ -12,35 +12,66 @@ Every host of an engine begins here: `headrace serve`, programs with a `headrace
     await engine.unload_all()
     await engine.close()
 
-Signals, limits of the process, logging, printing and the exit belong to the host.
+Optional parts of an engine are named here, and imported when it is built or first uses them; the
+engine itself knows their types alone. Signals, limits of the process, logging, printing and the
+exit belong to the host.
 """
 
 import asyncio
+import logging
 import resource
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from headrace import __version__
-from headrace.core import plugins
+from headrace.core.limits import ResidencyOptions
+from headrace.core.plugins import OptionalPart
 from headrace.engine.admission import Admission
 from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.engine import Engine, EngineWatch
-from headrace.engine.model import Traffic
+from headrace.engine.lifecycle import Lifecycle, Loads
+from headrace.engine.model import Model, Traffic
 from headrace.engine.opening import LoadOptions
 from headrace.engine.sampling import GpuWatch, MemoryWatch
-from headrace.engine.shared_memory import Regions
-from headrace.engine.tracing import Tracing
+from headrace.engine.shared_memory import Open, Regions
+from headrace.engine.tracing import MakeTraceSink, Tracing
 from headrace.observability.logs import LogControl
 from headrace.observability.machine import Machine
 from headrace.observability.statistics import VersionStatistics
+from headrace.observability.trace_settings import Mode, TraceConfig
 from headrace.placement.backend import BackendContext, load_backends
 from headrace.placement.cores import core_limit
-from headrace.placement.local.gpus import Gpus
+from headrace.placement.local.gpus import CudaDriver, GpuReader, Gpus
 from headrace.repository.catalogue import NO_SUCH, Catalogue, at_start, open_store
 from headrace.repository.layout import ModelSource
 from headrace.settings import Settings
+
+log = logging.getLogger(__name__)
+
+Loop = asyncio.AbstractEventLoop
+Sources = Sequence[ModelSource]  # the models at start
+
+CUDA_MEMORY: OptionalPart[Callable[[Callable[[], CudaDriver | None]], Open]]
+CUDA_MEMORY = OptionalPart("cuda_memory")
+NVML: OptionalPart[Callable[[], GpuReader]] = OptionalPart("nvml")
+ON_REQUEST: OptionalPart[Callable[[ResidencyOptions, Mapping[str, Model], Lifecycle], Loads]]
+ON_REQUEST = OptionalPart("on_request")
+POLL: OptionalPart[Callable[[Engine, Catalogue, Sources, float, Loop], EngineWatch]]
+POLL = OptionalPart("poll")
+RELOAD: OptionalPart[Callable[[Engine, Sources, Loop], EngineWatch]] = OptionalPart("reload")
+TRACES: OptionalPart[MakeTraceSink] = OptionalPart("traces")
+TRAFFIC: OptionalPart[type[Traffic]] = OptionalPart("traffic")
+
+
+def make_tracing(config: TraceConfig) -> Tracing:
+    """Create tracing from its configuration; raises `LoadFailed` for a missing dependency."""
+    if config.file or config.mode is not Mode.TRITON:
+        return Tracing(config, TRACES.load()(config))
+    if not config.settings.off:
+        log.warning("nothing is traced: --trace-config triton,file=PATH says where to")
+    return Tracing(config)
 
 
 def build_engine(
@@ -49,6 +80,7 @@ def build_engine(
     """An engine with nothing loaded, started or written; raises `LoadFailed`.
 
     `logs` changes the settings of the log, and `tracing` writes traces; by default neither happens.
+    Raises `LoadFailed` for settings that need a part which the server is without.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     admission = Admission(
@@ -58,7 +90,7 @@ def build_engine(
         settings.max_response_bytes,
         settings.max_object_bytes,
     )
-    gpus = Gpus(settings.pinned_memory_pool_byte_size)
+    gpus = Gpus(settings.pinned_memory_pool_byte_size, management=lambda: NVML.load()())
     options = LoadOptions(
         core_limit(),
         not settings.disable_auto_complete_config,
@@ -80,8 +112,11 @@ def build_engine(
     )
     regions = Regions(
         admission, settings.max_request_bytes, settings.allow_client_shm,
-        settings.client_shm_prefix, gpus.cuda,
+        settings.client_shm_prefix, lambda: CUDA_MEMORY.load()(gpus.cuda),
     )  # fmt: skip
+    residency = settings.residency
+    on_request = None if residency is None else partial(ON_REQUEST.load(), residency)
+    traffic = TRAFFIC.load() if TRAFFIC.target else Traffic
     return Engine(
         settings.id,
         __version__,
@@ -94,8 +129,8 @@ def build_engine(
         partial(VersionStatistics, settings.metrics.summaries),
         tracing,
         regions,
-        settings.residency,
-        partial(plugins.part("traffic", Traffic), allowed=allowed),
+        on_request,
+        partial(traffic, allowed=allowed),
     )
 
 
@@ -115,7 +150,8 @@ def watches(
 ) -> list[EngineWatch]:
     """Watches of files, memory and devices for an engine with these models.
 
-    Made on the event loop, before the models are loaded: changes meanwhile are not missed.
+    Made on the event loop, before the models are loaded: changes meanwhile are not missed. Raises
+    `LoadFailed` as `build_engine` does.
     """
     loop, mode = asyncio.get_running_loop(), ControlMode(settings.model_control_mode)
     interval = settings.metrics_interval_ms / 1000
@@ -123,11 +159,11 @@ def watches(
     if settings.allow_metrics and settings.allow_gpu_metrics:
         engine.gpus = GpuWatch(engine.options.gpus, interval)
         found.append(engine.gpus)
-    if settings.reload and mode is not ControlMode.EXPLICIT:
-        found.append(plugins.part("reload")(engine, sources, loop))
+    if settings.reload and RELOAD.target and mode is not ControlMode.EXPLICIT:
+        found.append(RELOAD.load()(engine, sources, loop))
     if mode is ControlMode.POLL:
         given = engine, engine.control.catalogue, sources
-        found.append(plugins.part("poll")(*given, settings.repository_poll_secs, loop))
+        found.append(POLL.load()(*given, settings.repository_poll_secs, loop))
     return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from headrace.core import plugins
+from headrace.cli.command import COMMANDS
 from tests.support.grpc_client import GrpcClient
 from tests.support.server_process import ServerProcess, onnx_examples
 
@@ -84,7 +84,7 @@ def test_a_server_is_private_before_numeric_libraries_start_threads() -> None:
 def test_imports_of_small_processes() -> None:
     """Commands, those with JSON output, front ends, and workers without coroutines."""
     front_end = LIBRARIES - {"google.protobuf", "numpy", "uvicorn"} | PARTS | FRAMEWORK
-    commands = [target.partition(":")[0] for target in plugins.OWN[plugins.COMMANDS].values()]
+    commands = [plugin.target.partition(":")[0] for plugin in COMMANDS.own().values()]
     worker = LIBRARIES - {"numpy"} | SLOW | {"dataclasses", "subprocess"}
     for program, unused in (
         ("import headrace.cli", LIBRARIES | SLOW),

@@ -1,12 +1,57 @@
 """Plugins: declared ones are found; broken ones are named and left out."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from headrace.core import plugins
+from headrace import build
+from headrace.cli import command, serve
+from headrace.cli.commands import completion, infer, models, top
 from headrace.core.errors import LoadFailed
+from headrace.core.plugins import OWN, PARTS, OptionalPart, PluginGroup, all_plugins
+from headrace.doors import clients, server
+from headrace.doors.http.app import PAGES
+from headrace.engine.chain import STAGES
+from headrace.placement.backend import BACKENDS
+from headrace.placement.local.onnx import OnnxBackend
+from headrace.placement.upstream import backend as upstreams
+from headrace.placement.upstream import options, protocols
+from headrace.placement.worker import environment, python_backend
+from headrace.plugins import dialects, functions, grpcio, openapi, traces
+from headrace.plugins.cuda_memory import opener
+from headrace.plugins.environments import command as environments
+from headrace.plugins.environments.resolve import demanded
+from headrace.plugins.following import Follower, Reloader
+from headrace.plugins.frontends.supervisor import Supervisor
+from headrace.plugins.in_process import LoadedInProcess
+from headrace.plugins.loaders import backend as loaders
+from headrace.plugins.nvml import Nvml
+from headrace.plugins.on_request import OnRequest
+from headrace.plugins.traffic.control import TrafficControl, TrafficStage
+from headrace.plugins.triton import command as triton
+from headrace.plugins.triton.servers import TritonServers
+from headrace.plugins.upstream_memory.client import sharing_clients
+
+T = TypeVar("T")
+
+
+def named(group: PluginGroup[T], **targets: T) -> set[tuple[str, str]]:
+    """The plugins of a group, which name these targets; mypy checks that they have its type."""
+    assert all(group.own()[name].load() == target for name, target in targets.items())
+    return {(group.name, name) for name in targets}
+
+
+def part(of: OptionalPart[T]) -> Callable[[T], str]:
+    """The name of a part, for the target that it names; mypy checks that this has its type."""
+
+    def name(target: T) -> str:
+        assert of.load() is target
+        return of.name
+
+    return name
 
 
 def install(root: Path, package: str, group: str, **entries: str) -> None:
@@ -25,19 +70,62 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_our_own_plugins_can_be_loaded() -> None:
-    own = [plugin for plugin in plugins.all_plugins() if plugin.package == "headrace"]
-    assert {plugin.group for plugin in own} == {*plugins.OWN, "parts"}
-    assert all(callable(plugin.load()) for plugin in own)
+def test_our_own_plugins_have_the_types_of_their_groups() -> None:
+    found = {
+        *named(
+            BACKENDS, onnxruntime=OnnxBackend.of, python=python_backend.PythonBackend.of,
+            sklearn=loaders.sklearn, xgboost=loaders.xgboost, lightgbm=loaders.lightgbm,
+            catboost=loaders.catboost, mlflow=loaders.mlflow, pytorch=loaders.pytorch,
+            triton=upstreams.RemoteBackend.of,
+        ),
+        *named(STAGES, traffic=TrafficStage),
+        *named(
+            command.COMMANDS, serve=serve.SERVE, infer=infer.INFER, top=top.TOP,
+            models=models.MODELS, environments=environments.ENVIRONMENTS, triton=triton.TRITON,
+            completion=completion.COMPLETION,
+        ),
+        *named(
+            options.PROTOCOLS, v2=options.v2_protocol, tfserving=dialects.tfserving_protocol,
+            torchserve=dialects.torchserve_protocol,
+        ),
+        *named(environment.ENVIRONMENTS, python=demanded),
+        *named(command.SOURCES, pools=triton.take_pools),
+        *named(PAGES, openapi=openapi.add_pages),
+    }  # fmt: skip
+    assert found == {(group, name) for group, own in OWN.items() for name in own}
+
+
+def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
+    found = {
+        part(build.CUDA_MEMORY)(opener),
+        part(build.NVML)(Nvml),
+        part(build.ON_REQUEST)(OnRequest),
+        part(build.POLL)(Follower),
+        part(build.RELOAD)(Reloader),
+        part(build.TRACES)(traces.trace_sink),
+        part(build.TRAFFIC)(TrafficControl),
+        part(clients.GRPCIO)(grpcio.grpcio_server),
+        part(protocols.UPSTREAM_MEMORY)(sharing_clients),
+        part(python_backend.FUNCTIONS)(functions.load),
+        part(python_backend.IN_PROCESS_MODELS)(LoadedInProcess),
+        part(server.FRONT_ENDS)(Supervisor),
+        part(upstreams.TRITON_SERVERS)(TritonServers),
+    }
+    assert found == PARTS.keys()
+
+
+def test_every_plugin_is_listed() -> None:
+    own = [plugin for plugin in all_plugins() if plugin.package == "headrace"]
+    assert len(own) == sum(map(len, OWN.values())) + len(PARTS)
 
 
 def test_plugins_of_packages_come_after_our_own(path: Path) -> None:
-    install(path, "others", plugins.BACKENDS, upper="collections:OrderedDict")
-    found = plugins.installed(plugins.BACKENDS)
-    assert list(found) == [*plugins.OWN[plugins.BACKENDS], "upper"]
+    install(path, "others", BACKENDS.name, upper="collections:OrderedDict")
+    found = BACKENDS.installed()
+    assert list(found) == [*BACKENDS.own(), "upper"]
     plugin = found["upper"]
     assert (plugin.kind, plugin.package) == ("backend", "others 1.0")
-    assert plugins.load(plugins.BACKENDS, lambda target: target)["upper"] is plugin.load()
+    assert BACKENDS.load(lambda target: target)["upper"] is plugin.load()
 
 
 @pytest.mark.parametrize(("target", "problem"), [
@@ -48,10 +136,8 @@ def test_broken_plugins_are_named_and_left_out(
     path: Path, target: str, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (path / "exits.py").write_text("raise SystemExit('by now')")
-    install(path, "broken", plugins.STAGES, bad=target, good="collections:Counter")
-    assert set(plugins.load(plugins.STAGES, lambda loaded: loaded)) - {
-        *plugins.OWN[plugins.STAGES]
-    } == {"good"}
+    install(path, "broken", STAGES.name, bad=target, good="collections:Counter")
+    assert set(STAGES.load(lambda loaded: loaded)) - STAGES.own().keys() == {"good"}
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert record.getMessage().startswith(
@@ -62,13 +148,13 @@ def test_broken_plugins_are_named_and_left_out(
 
 
 def test_a_duplicate_name_is_reported(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    install(path, "others", plugins.BACKENDS, python="others:Python")
-    assert plugins.installed(plugins.BACKENDS)["python"].package == "headrace"
+    install(path, "others", BACKENDS.name, python="others:Python")
+    assert BACKENDS.installed()["python"].package == "headrace"
     assert "its name in headrace.backends is taken by" in caplog.text
 
 
 def test_a_part_that_was_left_out_is_named() -> None:
-    assert callable(plugins.part("nvml"))
+    wings: OptionalPart[object] = OptionalPart("wings")
+    assert wings.target == ""
     with pytest.raises(LoadFailed, match="without its part 'wings'"):
-        plugins.part("wings")
-    assert plugins.part("wings", len) is len
+        wings.load()

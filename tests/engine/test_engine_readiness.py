@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from headrace.core.limits import ResidencyOptions
+from headrace.plugins.on_request import OnRequest
 from tests.engine import worlds
 from tests.engine.worlds import until
 
@@ -18,8 +20,8 @@ class World(worlds.World):
     """An engine and its announced readiness; `changes` has every value in order."""
 
     def __init__(self, root: Path, on_request: bool, strict: bool) -> None:
-        residency = ResidencyOptions(budget=0) if on_request else None
-        super().__init__(root, strict_readiness=strict, residency=residency)
+        loads = partial(OnRequest, ResidencyOptions(budget=0)) if on_request else None
+        super().__init__(root, strict_readiness=strict, on_request=loads)
         self.changes = [self.engine.ready]
         self.engine.readiness.watch(lambda: self.changes.append(self.engine.ready))
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.core import plugins
 from headrace.core.call import RegionSlice
 from headrace.core.errors import (
     AlreadyExists,
@@ -25,14 +24,13 @@ from headrace.core.errors import (
 )
 from headrace.engine.admission import Admission
 from headrace.engine.shared_memory import Regions
-from headrace.placement.local.gpus import CudaDriver, CudaError
 from tests.support.shared_memory import SharedFile
 
 SIZE = 4096
 
 
-def regions_of(prefix: str = "", allowed: bool = True, cuda: CudaDriver | None = None) -> Regions:
-    return Regions(Admission(0, 0), 1 << 20, allowed, prefix, lambda: cuda)
+def regions_of(prefix: str = "", allowed: bool = True) -> Regions:
+    return Regions(Admission(0, 0), 1 << 20, allowed, prefix)
 
 
 def register(regions: Regions, name: str, key: str, offset: int = 0, byte_size: int = SIZE) -> None:
@@ -353,84 +351,6 @@ def test_any_registration(
     closed(regions)
 
 
-# --- GPU memory
-
-
-class FakeCuda(CudaDriver):
-    """One GPU whose memory is a list of buffers, with their numbers as handles."""
-
-    devices = 1
-    uuids = ("one",)
-
-    def __init__(self, *sizes: int) -> None:
-        self.buffers = [bytearray(size) for size in sizes]
-        self.closed: list[int] = []
-
-    def open(self, device: int, handle: bytes, byte_size: int) -> int:
-        number = int.from_bytes(handle, "little")
-        if number >= len(self.buffers) or byte_size > len(self.buffers[number]):
-            raise CudaError("no such memory")
-        return number << 32
-
-    def close(self, device: int, address: int) -> None:
-        self.closed.append(address >> 32)
-
-    def to_host(self, device: int, address: int, into: memoryview) -> None:
-        start = address & 0xFFFFFFFF
-        into[:] = self.buffers[address >> 32][start : start + len(into)]
-
-    def to_device(self, device: int, address: int, data: memoryview) -> None:
-        start = address & 0xFFFFFFFF
-        self.buffers[address >> 32][start : start + len(data)] = data
-
-    def pin(self, byte_size: int) -> int:
-        raise CudaError("no such memory")
-
-
-def handle(number: int) -> bytes:
-    return number.to_bytes(64, "little")
-
-
-def test_cuda_without_a_gpu_or_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    regions = regions_of()
-    with pytest.raises(InvalidRequest) as raised:
-        asyncio.run(regions.register_cuda("c", handle(0), 0, 8))
-    assert str(raised.value) == (
-        "failed to register CUDA shared memory region: 'c', GPUs not supported"
-    )
-    assert not regions.cuda_status().regions
-    monkeypatch.setattr(plugins, "PARTS", {})
-    regions = regions_of()
+def test_gpu_memory_without_a_plugin_for_it() -> None:
     with pytest.raises(InvalidRequest, match="shared memory region: 'c', not supported"):
-        asyncio.run(regions.register_cuda("c", handle(0), 0, 8))
-
-
-def test_cuda_with_a_gpu() -> None:
-    cuda = FakeCuda(16, 16)
-    regions = regions_of(cuda=cuda)
-    asyncio.run(regions.register_cuda("c", handle(1), 0, 16))
-    status = regions.cuda_status("c").regions["c"]
-    assert (status.name, status.device_id, status.byte_size) == ("c", 0, 16)
-    assert not regions.system_status().regions
-    region = regions.take(RegionSlice("c", 4, 8))
-    region.write(memoryview(b"abcd"), 4)
-    assert cuda.buffers[1][4:8] == b"abcd"
-    data = bytearray(2)
-    region.read(memoryview(data), 5)
-    assert data == b"bc"
-    regions.unregister("c", cuda=True)
-    regions.release(region)
-    closed(regions)
-    assert cuda.closed == [1]
-
-
-@pytest.mark.parametrize(
-    ("given", "device", "size"),
-    [
-        (handle(7), 0, 8), (handle(0), 1, 8), (handle(0), -1, 8), (handle(0), 0, 17),
-        (handle(0), 0, 0), (b"short", 0, 8), (handle(0), 2**63, 8), (handle(0), 0, 2**64),
-    ],
-)  # fmt: skip
-def test_invalid_cuda_registrations(given: bytes, device: int, size: int) -> None:
-    with pytest.raises(InvalidRequest, match="failed to register shared memory region 'c': inval"):
-        asyncio.run(regions_of(cuda=FakeCuda(16)).register_cuda("c", given, device, size))
+        asyncio.run(regions_of().register_cuda("c", bytes(64), 0, 8))

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.core.call import NO_CONTEXT, Call, CallContext, InferResponse, Submit, Timing
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
-from headrace.engine.tracing import Item, TraceThread, Tracing
+from headrace.engine.tracing import Item, Tracing
 from headrace.observability.trace_settings import Mode, TraceConfig, TraceSettings
 from headrace.observability.traces import Trace, read_link
 from tests.engine import worlds
@@ -83,10 +83,10 @@ class Kept:
 
     items: list[Item] = field(default_factory=list)
 
-    def write(self, items: Any) -> None:
-        self.items += items
+    def put(self, item: Item) -> None:
+        self.items.append(item)
 
-    def close(self) -> None: ...
+    def close(self, seconds: float) -> None: ...
 
 
 class World:
@@ -94,8 +94,7 @@ class World:
 
     def __init__(self, settings: TraceSettings = ON, mode: Mode = Mode.TRITON) -> None:
         self.kept = Kept()
-        self._thread = TraceThread(self.kept)
-        self.tracing = Tracing(TraceConfig(mode, settings, "file", "url"), self._thread)
+        self.tracing = Tracing(TraceConfig(mode, settings, "file", "url"), self.kept)
         self.tracing.known = lambda name: name == "m"
         self.version = Version()
 
@@ -119,8 +118,7 @@ class World:
         return call
 
     def traces(self) -> list[Trace]:
-        """The finished traces; no more may follow."""
-        self._thread.close(30)
+        """The finished traces."""
         return [item for item in self.kept.items if isinstance(item, Trace)]
 
 
@@ -291,8 +289,7 @@ def test_settings_of_unknown_models() -> None:
 async def test_a_version_has_a_stage_while_its_model_is_traced(tmp_path: Path) -> None:
     """Plain calls bypass all stages only while there are none."""
     kept = Kept()
-    thread = TraceThread(kept)
-    tracing = Tracing(TraceConfig(Mode.TRITON, TraceSettings(rate=1), "file", "url"), thread)
+    tracing = Tracing(TraceConfig(Mode.TRITON, TraceSettings(rate=1), "file", "url"), kept)
     world = worlds.World(tmp_path, tracing=tracing)
     engine = world.engine
     await engine.load_all([world.write("m", "1")])
@@ -307,7 +304,6 @@ async def test_a_version_has_a_stage_while_its_model_is_traced(tmp_path: Path) -
     assert call.stages is not None
     await engine.unload_all()
     assert len(call.came) == 1
-    thread.close(30)
     [trace] = [item for item in kept.items if isinstance(item, Trace)]
     assert trace.version == 1
     computed = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from headrace.build import make_tracing
 from headrace.core.errors import InvalidRequest, LoadFailed, ServerError, Unsupported
-from headrace.engine.tracing import make_tracing
 from headrace.observability.trace_settings import (
     Mode,
     SettingsTable,

@@ -5,6 +5,7 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import time
 
@@ -43,7 +44,7 @@ class World(worlds.World):
         super().__init__(
             root,
             LoadOptions(cores=1, meter=GrowthMeter(lambda: 0)),
-            residency=replace(options, clock=self.clock),
+            on_request=partial(OnRequest, replace(options, clock=self.clock)),
             control=ControlOptions(
                 ControlMode.EXPLICIT, catalogue([root]), LoadOverrides.FILES, max_new_models=2
             ),

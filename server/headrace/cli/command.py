@@ -1,6 +1,6 @@
 """Declaration of commands: name, texts, options and function, and the parser made from them.
 
-A `Command` is the target of an entry point of the group `headrace.commands`. Its options are
+A `Command` is the target of an entry point of the group `COMMANDS`. Its options are
 declared as for argparse; settings of the server that other commands share are declared there only.
 The namespace passed to `run` has the command's parser as `parser`, the top-level parser as `root`.
 """
@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from headrace.core import plugins
+from headrace.core.plugins import PluginGroup
 from headrace.options import Option, SettingsError
 from headrace.settings import Settings, from_command_line, from_environment, unknown
 
@@ -101,6 +101,9 @@ class Command:
             parser.set_defaults(run=self.run)
 
 
+COMMANDS: PluginGroup[Command] = PluginGroup("headrace.commands")
+
+
 def shared_settings(given: argparse.Namespace, options: Collection[Option]) -> Settings:
     """Settings from the command line, then the environment; exits with 2 if they are invalid."""
     names = {one.env for one in options}
@@ -112,16 +115,20 @@ def shared_settings(given: argparse.Namespace, options: Collection[Option]) -> S
     return Settings(**found)  # type: ignore[arg-type]  # parsed to their types
 
 
+TakeSources = Callable[[argparse.Namespace, Sequence[str], ExitStack], tuple[list[str], list[str]]]
+SOURCES: PluginGroup[TakeSources] = PluginGroup("headrace.sources")
+
+
 def take_sources(
     given: argparse.Namespace, files: Sequence[str], stack: ExitStack
 ) -> tuple[list[str], list[str]]:
     """The model files, and the repositories that plugins have made from the other paths.
 
-    A plugin of the group `headrace.sources` is a function like this one: it may set options for its
-    repositories in `given`, and removes them by the `stack`. Raises `SettingsError`.
+    A plugin of `SOURCES` is a function like this one: it may set options for its repositories in
+    `given`, and removes them by the `stack`. Raises `SettingsError`.
     """
     rest, repositories = list(files), list[str]()
-    for take in plugins.load(plugins.SOURCES, lambda target: target).values() if files else ():
+    for take in SOURCES.load(lambda target: target).values() if files else ():
         rest, written = take(given, rest, stack)
         repositories += written
     return rest, repositories

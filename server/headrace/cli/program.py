@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from headrace import __version__
 from headrace.cli.command import (
+    COMMANDS,
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
     Command,
@@ -16,7 +17,7 @@ from headrace.cli.command import (
     Commands,
 )
 from headrace.cli.text import fitted_table
-from headrace.core import plugins
+from headrace.core.plugins import all_plugins
 from headrace.ipc.allocation import memory_limit
 
 
@@ -51,11 +52,11 @@ def add_commands(commands: Commands, words: Sequence[str]) -> None:
     Installed packages are only scanned for an unknown command, or for all commands.
     """
     name = next((word for word in words if not word.startswith("-")), "")
-    found = plugins.own(plugins.COMMANDS)
+    found = COMMANDS.own()
     if name in found and name not in _ALL_COMMANDS:
         found = {name: found[name]}
     else:
-        found = plugins.installed(plugins.COMMANDS)
+        found = COMMANDS.installed()
     for plugin in found.values():
         plugin.try_to(lambda add: add(commands))
 
@@ -74,8 +75,8 @@ class ListPlugins(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
         rows = []
-        for plugin in plugins.all_plugins():
-            offered = plugin.try_to(partial(_offered, plugin.group))
+        for plugin in all_plugins():
+            offered = plugin.try_to(partial(_offered, plugin.kind))
             failed = isinstance(offered, Exception)
             text = f"{type(offered).__name__}: {offered}" if failed else str(offered)
             state = "failed" if failed else "loaded"
@@ -84,15 +85,15 @@ class ListPlugins(argparse.Action):
         parser.exit(EXIT_FAILURE if any(row[3] == "failed" for row in rows) else 0)
 
 
-def _offered(group: str, target: Any) -> str:
+def _offered(kind: str, target: Any) -> str:
     """The file names of a backend; the summary of any other plugin."""
-    if group == plugins.BACKENDS:
+    if kind == "backend":
         # Imported late: other command lines do not need the dependencies of backends.
         from headrace.placement.backend import make_backend
 
         made = make_backend(target)
         return ", ".join(made.filenames) or f"platform {made.platform}"
-    if group == plugins.STAGES:
+    if kind == "stage":
         from headrace.engine.chain import make_stage
 
         target = type(make_stage(target))

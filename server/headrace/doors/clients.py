@@ -2,13 +2,14 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp
 
 from headrace.api.header_rules import DoorRules, HeaderRules
-from headrace.core import plugins
-from headrace.doors.grpc.call import Handlers, Server
+from headrace.core.plugins import OptionalPart
+from headrace.doors.grpc.call import BindingServer, Handlers, Server
 from headrace.doors.grpc.native.server import NativeServer
 from headrace.doors.grpc.options import GrpcOptions, TlsFiles
 from headrace.doors.http.infer import CountedApp
@@ -42,21 +43,33 @@ class GrpcConfig:
     tls: TlsFiles | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DoorsConfig:
+    """Configuration of both doors; one that is None stays closed."""
+
+    http: HttpConfig | None
+    grpc: GrpcConfig | None
+    http_rules: HeaderRules
+    grpc_rules: HeaderRules
+    max_request_bytes: int
+    access_log: bool
+
+
+# By handlers, the account, the largest request, whether requests are logged, options, and whether
+# other processes listen on the same port.
+MakeBindingServer = Callable[[Handlers, Admission, int, bool, GrpcOptions, bool], BindingServer]
+GRPCIO: OptionalPart[Callable[[], MakeBindingServer]] = OptionalPart("grpcio")
+
+
 class ClientDoors:
     """The open doors, which share one `admission`, and the header rules of each."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        max_request_bytes: int,
-        access_log: bool,
-        http: HeaderRules,
-        grpc: HeaderRules,
-    ) -> None:
-        self.http_rules, self.grpc_rules = DoorRules(http), DoorRules(grpc)
+    def __init__(self, admission: Admission, config: DoorsConfig) -> None:
+        self.http_rules = DoorRules(config.http_rules)
+        self.grpc_rules = DoorRules(config.grpc_rules)
         self._admission = admission
-        self._limit = max_request_bytes
-        self._access_log = access_log
+        self._limit = config.max_request_bytes
+        self._access_log = config.access_log
         self._http: HttpServer | None = None
         self._grpc: Server | None = None
         self._tls: TlsFiles | None = None
@@ -85,7 +98,10 @@ class ClientDoors:
     async def open_grpc(
         self, config: GrpcConfig, listener: socket.socket | None, handlers: Handlers, shared: bool
     ) -> int:
-        """Open the gRPC door, by grpcio if there is no `listener`; returns its port."""
+        """Open the gRPC door, by grpcio if there is no `listener`; returns its port.
+
+        Raises `LoadFailed` if the server is without that part.
+        """
         self._tls = config.tls
         given = handlers, self._admission, self._limit, self._access_log
         if listener is not None:
@@ -93,9 +109,8 @@ class ClientDoors:
             self._grpc = native = NativeServer(*given, context, config.options)
             await native.start(listener)
             return int(listener.getsockname()[1])
-        make = plugins.part(config.transport)
-        self._grpc = server = make(*given, config.options, shared)
-        port: int = server.bind(config.address, config.port, config.tls)
+        self._grpc = server = GRPCIO.load()()(*given, config.options, shared)
+        port = server.bind(config.address, config.port, config.tls)
         await server.start()
         return port
 

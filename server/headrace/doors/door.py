@@ -1,7 +1,7 @@
 """The interface of doors that packages add: where further calls come from.
 
-A door is declared in the group `headrace.doors` under its name, by which its connections, answers
-and traces are counted, and opened by `--door NAME=ADDRESS`. Its calls are subclasses of `DoorCall`.
+A door is declared in the group `DOORS` under its name, by which its connections, answers and traces
+are counted, and opened by `--door NAME=ADDRESS`. Its calls are subclasses of `DoorCall`.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from typing import Protocol
 
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError
+from headrace.core.plugins import PluginGroup
 from headrace.engine.admission import Account
 from headrace.engine.entrance import Entrance, Target
 from headrace.protocol.status import STATUS
@@ -32,6 +33,9 @@ class Door(Protocol):
 
     async def close(self, grace: float) -> None:
         """Close everything; calls under way have `grace` seconds."""
+
+
+DOORS: PluginGroup[Callable[[Entrance], Door]] = PluginGroup("headrace.doors")
 
 
 class DoorCall(Call):

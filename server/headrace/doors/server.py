@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
 from starlette.types import ASGIApp
 
@@ -14,10 +14,10 @@ from headrace.api.handlers import unary_handlers
 from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import NAMED
 from headrace.build import scraper
-from headrace.core import plugins
 from headrace.core.limits import Shares
-from headrace.doors.clients import ClientDoors, GrpcConfig, HttpConfig
-from headrace.doors.door import Door
+from headrace.core.plugins import OptionalPart
+from headrace.doors.clients import ClientDoors, DoorsConfig, GrpcConfig, HttpConfig
+from headrace.doors.door import DOORS, Door
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.generate import inference_routes
 from headrace.doors.http.infer import CountedApp
@@ -35,6 +35,30 @@ _LATE_SECS = 1.0  # that a door of another package may take longer than it is to
 _METRICS_CONNECTIONS = 128  # far more than scrapers have
 
 
+class FrontEnds(Protocol):
+    """Processes that have the doors for clients."""
+
+    async def start(self) -> None:
+        """Start all of them, and wait until their doors are open; raises `OSError`."""
+
+    async def drain(self, seconds: float) -> int:
+        """End all of them; returns the number of requests in flight after `seconds`."""
+
+    async def stop(self) -> None:
+        """Kill all of them."""
+
+    def renew_tls(self) -> None:
+        """Make them read certificate and key again."""
+
+    def change_rules(self, http: HeaderRules, grpc: HeaderRules) -> None:
+        """Apply header rules to all further requests."""
+
+
+# So many, which forward all requests over HTTP but inference to the application.
+MakeFrontEnds = Callable[[Engine, ASGIApp, int, DoorsConfig], FrontEnds]
+FRONT_ENDS: OptionalPart[MakeFrontEnds] = OptionalPart("frontends")
+
+
 class ServerDoors:
     """The open doors; clients' doors are in front ends if there are any, on ports reserved here.
 
@@ -44,20 +68,18 @@ class ServerDoors:
     def __init__(self, settings: Settings, engine: Engine) -> None:
         self._settings = settings
         self._engine = engine
-        self._clients = ClientDoors(
-            engine.admission,
-            settings.max_request_bytes,
-            settings.access_log,
-            settings.http_rules,
-            settings.grpc_rules,
-        )
+        self._config = _config(settings)
+        self._clients = ClientDoors(engine.admission, self._config)
         self._metrics: HttpServer | None = None
-        self._supervisor: Any = None  # supervisor of the front ends
+        self._front_ends: FrontEnds | None = None
         self._others: dict[str, Door] = {}  # of other packages
         self._ports: list[socket.socket] = []  # reserved for front ends
 
     async def open(self) -> None:
-        """Open the doors and print their addresses; raises `OSError`."""
+        """Open the doors and print their addresses.
+
+        Raises `OSError`, and `LoadFailed` for a part that the server is without.
+        """
         settings = self._settings
         http = grpc = 0
         front_ends = ""
@@ -65,10 +87,10 @@ class ServerDoors:
             http, grpc = await self._open_front_ends(count)
             front_ends = f"{count} front end{'s' if count > 1 else ''}"
         else:
-            if settings.allow_http:
-                http = self._open_http()
-            if settings.allow_grpc:
-                grpc = await self._open_grpc()
+            if self._config.http is not None:
+                http = self._open_http(self._config.http)
+            if self._config.grpc is not None:
+                grpc = await self._open_grpc(self._config.grpc)
         if settings.allow_http:
             url = f"http://{_host(settings.http_address)}:{http}"
             more = f"; {front_ends}" if front_ends else ""
@@ -90,26 +112,25 @@ class ServerDoors:
         Front ends finish and close: returns the number of requests still in flight after that.
         """
         others = self._tell_others(lambda door: door.drain(seconds), seconds)
-        if self._supervisor is not None:
-            left: int
-            left, _ = await asyncio.gather(self._supervisor.drain(seconds), others)
+        if self._front_ends is not None:
+            left, _ = await asyncio.gather(self._front_ends.drain(seconds), others)
             return left
         await asyncio.gather(self._clients.announce(seconds), others)
         return 0
 
     def renew_tls(self) -> None:
         """Read certificate and key again, for new connections; raises `OSError`."""
-        if self._supervisor is not None:
+        if self._front_ends is not None:
             if (tls := self._settings.tls) is not None:
                 tls.context()  # which says what is wrong with the files
-            self._supervisor.renew_tls()
+            self._front_ends.renew_tls()
         self._clients.renew_tls()
 
     def change_rules(self, http: HeaderRules, grpc: HeaderRules) -> None:
         """Apply header rules to all further requests, also of open connections."""
         self._clients.change_rules(http, grpc)
-        if self._supervisor is not None:
-            self._supervisor.change_rules(http, grpc)
+        if self._front_ends is not None:
+            self._front_ends.change_rules(http, grpc)
 
     def end_unfinished(self) -> None:
         """Abandon incomplete requests."""
@@ -119,8 +140,8 @@ class ServerDoors:
 
     async def close(self, grace: float) -> None:
         """Close every door; requests in flight have `grace` seconds."""
-        if self._supervisor is not None:
-            await self._supervisor.stop()
+        if self._front_ends is not None:
+            await self._front_ends.stop()
         for port in self._ports:
             port.close()
         await self._tell_others(lambda door: door.close(grace), grace)
@@ -130,10 +151,10 @@ class ServerDoors:
 
     async def _open_other(self, name: str, address: str) -> str:
         """Open a door that a package declares; returns its address, raises `OSError`."""
-        plugin = plugins.installed(plugins.DOORS).get(name)
+        plugin = DOORS.installed().get(name)
         if plugin is None:
             raise OSError(f"--door {name}={address}: no installed package has a door '{name}'")
-        door: Door | Exception = plugin.try_to(lambda make: make(self._engine))
+        door = plugin.try_to(lambda make: make(self._engine))
         if isinstance(door, Exception):
             raise OSError(f"--door {name}={address}: {door}") from door
         self._others[name] = door  # closed even if it does not open
@@ -160,15 +181,14 @@ class ServerDoors:
 
     # --- in this process
 
-    def _open_http(self) -> int:
-        engine, config = self._engine, self._http_config()
+    def _open_http(self, config: HttpConfig) -> int:
+        engine = self._engine
         limit, rules = self._settings.max_request_bytes, self._clients.http_rules
         app = late_app(engine, limit, rules, inference_routes(engine, limit, rules))
         return self._clients.open_http(config, self._listen("HTTP"), app, engine)
 
-    async def _open_grpc(self) -> int:
-        settings, engine = self._settings, self._engine
-        limit, config = settings.max_request_bytes, self._grpc_config()
+    async def _open_grpc(self, config: GrpcConfig) -> int:
+        settings, engine, limit = self._settings, self._engine, self._config.max_request_bytes
         rules = self._clients.grpc_rules
         unary = unary_handlers(engine, limit)
         handlers = all_handlers(engine, engine, unary, engine.readiness, limit, rules)
@@ -216,48 +236,38 @@ class ServerDoors:
 
     async def _open_front_ends(self, count: int) -> tuple[int, int]:
         """Start front ends with the HTTP and gRPC doors; returns the ports, 0 for closed ones."""
-        settings, engine = self._settings, self._engine
-        limit = settings.max_request_bytes
-        http = grpc = None
-        if (tls := settings.tls) is not None:
+        engine, config, make = self._engine, self._config, FRONT_ENDS.load()
+        if (tls := self._settings.tls) is not None:
             tls.context()  # which says what is wrong with the files
-        if settings.allow_http:
-            http = replace(self._http_config(), port=self._keep("HTTP"))
-        if settings.allow_grpc:
-            grpc = replace(self._grpc_config(), port=self._keep("gRPC"))
-        app = CountedApp(
-            late_app(engine, limit, self._clients.http_rules), engine.admission.answers, False
-        )
-        make = plugins.part("frontends")
-        self._supervisor = make(
-            engine, app, unary_handlers(engine, limit), count, http, grpc, limit,
-            settings.max_admitted_requests, settings.max_admitted_bytes, engine.admission.shares,
-            settings.max_response_bytes, settings.max_object_bytes,
-            settings.access_log, settings.http_rules, settings.grpc_rules, engine.logs.settings,
-        )  # fmt: skip
-        await self._supervisor.start()
+        http = config.http and replace(config.http, port=self._keep("HTTP"))
+        grpc = config.grpc and replace(config.grpc, port=self._keep("gRPC"))
+        forwarded = late_app(engine, config.max_request_bytes, self._clients.http_rules)
+        app = CountedApp(forwarded, engine.admission.answers, False)
+        self._front_ends = make(engine, app, count, replace(config, http=http, grpc=grpc))
+        await self._front_ends.start()
         return http.port if http else 0, grpc.port if grpc else 0
-
-    def _http_config(self) -> HttpConfig:
-        settings = self._settings
-        return HttpConfig(
-            settings.http_address, settings.http_port, settings.http_fast_path,
-            settings.http_keep_alive_secs, settings.http_body_timeout_secs,
-            settings.http_max_connection_age_secs, settings.progress_timeout_secs,
-        )  # fmt: skip
-
-    def _grpc_config(self) -> GrpcConfig:
-        settings = self._settings
-        return GrpcConfig(
-            settings.grpc_address, settings.grpc_port, settings.grpc_transport,
-            settings.grpc_options, settings.tls,
-        )  # fmt: skip
 
     def _keep(self, door: str) -> int:
         """Reserve a port for the front ends; returns its number."""
         self._ports.append(self._listen(door, reserve))
         number: int = self._ports[-1].getsockname()[1]
         return number
+
+
+def _config(settings: Settings) -> DoorsConfig:
+    http = None if not settings.allow_http else HttpConfig(
+        settings.http_address, settings.http_port, settings.http_fast_path,
+        settings.http_keep_alive_secs, settings.http_body_timeout_secs,
+        settings.http_max_connection_age_secs, settings.progress_timeout_secs,
+    )  # fmt: skip
+    grpc = None if not settings.allow_grpc else GrpcConfig(
+        settings.grpc_address, settings.grpc_port, settings.grpc_transport, settings.grpc_options,
+        settings.tls,
+    )  # fmt: skip
+    return DoorsConfig(
+        http, grpc, settings.http_rules, settings.grpc_rules, settings.max_request_bytes,
+        settings.access_log,
+    )  # fmt: skip
 
 
 def _host(address: str) -> str:

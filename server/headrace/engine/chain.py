@@ -8,11 +8,10 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Any
 
-from headrace.core import plugins
 from headrace.core.call import Call, Done, InferResponse, Stage, Submit, Timing
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, QueueFull, ServerError
+from headrace.core.plugins import PluginGroup
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor, brackets, concatenated
 from headrace.engine.shared_memory import Expect, placeholders
@@ -63,14 +62,18 @@ class StagePlugin:
         raise NotImplementedError
 
 
+MakeStage = Callable[[], StagePlugin]
+STAGES: PluginGroup[MakeStage] = PluginGroup("headrace.stages")
+
+
 def load_stages() -> dict[str, StagePlugin]:
     """The stages of all plugins by name."""
-    return plugins.load(plugins.STAGES, make_stage)
+    return STAGES.load(make_stage)
 
 
-def make_stage(plugin: Any) -> StagePlugin:
+def make_stage(plugin: MakeStage) -> StagePlugin:
     """The stage made by a plugin; raises `TypeError` if it makes something else."""
-    made = plugin()
+    made: object = plugin()
     if not isinstance(made, StagePlugin):
         raise TypeError(f"expected a {StagePlugin.__module__}.StagePlugin, got {made!r}")
     return made

@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from headrace.core import plugins
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
-from headrace.core.limits import ABANDONED_SECS, ResidencyOptions
+from headrace.core.limits import ABANDONED_SECS
 from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.control import Control, ControlMode, ControlOptions
@@ -40,6 +39,7 @@ log = logging.getLogger(__name__)
 
 HeaderWatcher = Callable[[Mapping[str, Mapping[str, Any]]], object]
 MakeTraffic = Callable[[Mapping[str, Model], Admission, Callable[[], None]], Traffic]
+MakeLoads = Callable[[Mapping[str, Model], Lifecycle], Loads]
 
 _EMPTY = "there is no model in the model repository; the server's log has more"
 _NAMED = 5  # models named in a reason
@@ -180,13 +180,13 @@ class Engine:
         statistics: Callable[[], VersionStatistics] = VersionStatistics,
         tracing: Tracing | None = None,
         regions: Regions | None = None,
-        residency: ResidencyOptions | None = None,
+        on_request: MakeLoads | None = None,
         traffic: MakeTraffic = Traffic,
     ) -> None:
         """`statistics` makes the counters of a version; without `regions` no shared memory.
 
-        With `residency`, models are loaded on request. `traffic` makes the rules for requests
-        without a version.
+        `on_request` makes the loading of models on request, None for none. `traffic` makes the
+        rules for requests without a version.
         """
         self.name = name
         self.version = version
@@ -204,7 +204,7 @@ class Engine:
         self.regions = regions or Regions(admission, 0)
         self._models: dict[str, Model] = {}
         # Models loaded on request do not count before they are requested.
-        strict = strict_readiness and residency is None
+        strict = strict_readiness and on_request is None
         # Clients who control models may start with none.
         needs = control is not None and control.mode is not ControlMode.EXPLICIT
         self.readiness = ServerReadiness(self._models, admission, strict, needs)
@@ -221,8 +221,8 @@ class Engine:
         )  # fmt: skip
         self.pieces = Pieces()
         self.loads: Loads = self._lifecycle
-        if residency is not None:
-            self.loads = plugins.part("on_request")(self._models, self._lifecycle, residency)
+        if on_request is not None:
+            self.loads = on_request(self._models, self._lifecycle)
         self.load, self.follow, self.unload = (
             self.loads.load, self.loads.follow, self.loads.unload
         )  # fmt: skip

@@ -19,12 +19,11 @@ import resource
 import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
-from headrace.core import plugins
 from headrace.core.call import (
     Call,
     Done,
@@ -41,6 +40,7 @@ from headrace.core.errors import (
     AlreadyExists,
     ExecutionFailed,
     InvalidRequest,
+    LoadFailed,
     MemoryUnavailable,
     NotFound,
     Overloaded,
@@ -71,6 +71,7 @@ class Memory(Protocol):
 # Opens GPU memory by the region's name, a handle, the device and the number of bytes; blocks.
 # Raises `InvalidRequest`.
 Open = Callable[[str, bytes, int, int], Memory]
+FindOpen = Callable[[], Open]  # called on a thread; raises `LoadFailed`
 
 
 class SharedFile:
@@ -174,6 +175,10 @@ class Region:
             log.error("cannot close shared memory region %r: %s", self.name, error)
 
 
+def _without_cuda() -> Open:
+    raise LoadFailed("not supported")
+
+
 class Regions:
     """All regions by name, in one name space for both kinds.
 
@@ -186,17 +191,14 @@ class Regions:
         max_bytes: int,
         allowed: bool = False,
         prefix: str = "",
-        find_gpus: Callable[[], object] = lambda: None,
+        find_cuda: FindOpen = _without_cuda,
     ) -> None:
-        """With a `prefix`, only keys that start with it are accepted.
-
-        `find_gpus` is for plugins.
-        """
+        """With a `prefix`, only keys that start with it are accepted."""
         self.admission = admission
         self.max_bytes = max_bytes
         self._allowed = allowed
         self._prefix = prefix
-        self._find_gpus = find_gpus
+        self._find_cuda = find_cuda
         self._regions: dict[str, Region] = {}
         self._opening: set[str] = set()
         self._pool: ThreadPoolExecutor | None = None
@@ -259,16 +261,15 @@ class Regions:
             raise invalid_args(name, "device_id must not be negative, byte_size not less than 1")
 
         def opened() -> Region:
-            memory = self._open_cuda(name, handle, device_id, byte_size)
+            try:
+                open_memory = self._find_cuda()
+            except LoadFailed as error:
+                text = f"failed to register CUDA shared memory region: '{name}', {error}"
+                raise InvalidRequest(text) from None
+            memory = open_memory(name, handle, device_id, byte_size)
             return Region(name, memory, byte_size, device_id=device_id)
 
         await self._register(name, opened)
-
-    @cached_property
-    def _open_cuda(self) -> Open:
-        # Searched on first use, on a thread.
-        opened: Open = plugins.part("cuda_memory", lambda find: _without_plugin)(self._find_gpus)
-        return opened
 
     def unregister(self, name: str, cuda: bool) -> None:
         """Unregister a region, or all of the kind for "".
@@ -397,10 +398,6 @@ def _open_file(name: str, key: str, file_name: str, offset: int, byte_size: int)
         os.close(descriptor)
         raise
     return SharedFile(descriptor, offset)
-
-
-def _without_plugin(name: str, *given: object) -> Memory:
-    raise InvalidRequest(f"failed to register CUDA shared memory region: '{name}', not supported")
 
 
 def _unable(key: str) -> ServerError:

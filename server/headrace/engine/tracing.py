@@ -6,20 +6,14 @@ and order of a trace's timestamps are Triton's: the exchange with the client (HT
 GRPC_WAITREAD, ..._SEND) around the request, its queue, and the computation of its batch.
 
 Owned by the event-loop thread. Invariant: `_live` has the unfinished traces, which calls between
-models may join. Finished ones are passed to a thread (`TraceThread`) and its writer, from a plugin
-(`headrace.plugins.traces`), and never awaited. Queued ones are bounded by number and by the bytes
-of their tensors; further ones are dropped, and the log says how many. A writer receives everything
-queued at once and then rests for a moment, so that many small traces cost few thread switches.
+models may join. Finished ones go to a `TraceSink`, made by a plugin (`headrace.plugins.traces`).
 """
 
 import itertools
-import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic, monotonic_ns, time_ns
+from time import monotonic_ns, time_ns
 from typing import Protocol
 
-from headrace.core import plugins
 from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.core.errors import Cancelled, InvalidRequest, ServerError
 from headrace.engine.entrance import CONTEXT_HEADERS, Target
@@ -46,87 +40,21 @@ from headrace.observability.traces import (
 )
 from headrace.scheduling.batcher import Batcher
 
-log = logging.getLogger(__name__)
-
-_MOST = 20_000  # queued traces
-_MOST_BYTES = 256 << 20  # bytes of their tensors
-_REST_SECS = 0.1
-_SAY_SECS = 30.0
 Item = Trace | Sampler  # a sampler marks that it is finished
 _RECEIVE = {"GRPC": "GRPC_WAITREAD"}  # other doors: NAME_RECV, as Triton's HTTP
 
 
-class TraceWriter(Protocol):
-    """A destination of traces. All methods are called on the one thread."""
-
-    def write(self, items: Sequence[Item]) -> None:
-        """Write traces; must not raise."""
-
-    def close(self) -> None:
-        """Write everything buffered, at the end; must not raise."""
-
-
-class TraceThread:
-    """Passes traces to a writer on a thread."""
-
-    def __init__(self, writer: TraceWriter, most: int = _MOST) -> None:
-        self._writer = writer
-        self._most = most
-        self._change = threading.Condition()
-        self._closed = threading.Event()
-        self._items: list[Item] = []
-        self._nbytes = 0
-        self._dropped = 0
-        self._said = -_SAY_SECS
-        self._thread: threading.Thread | None = None
+class TraceSink(Protocol):
+    """The destination of traces."""
 
     def put(self, item: Item) -> None:
-        """Queue an item."""
-        nbytes = item.nbytes if isinstance(item, Trace) else 0
-        with self._change:
-            full = len(self._items) >= self._most or self._nbytes + nbytes > _MOST_BYTES
-            if full and isinstance(item, Trace):
-                self._dropped += 1
-                return
-            self._items.append(item)
-            self._nbytes += nbytes
-            self._change.notify()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
-            self._thread.start()
+        """Take a finished trace, or a sampler after the last of its traces; does not block."""
 
     def close(self, seconds: float) -> None:
-        """Write everything queued, within `seconds`."""
-        self._closed.set()
-        with self._change:
-            self._change.notify()
-        if self._thread is not None:
-            self._thread.join(seconds)
-            if self._thread.is_alive():
-                log.warning("the last traces could not be written within %g s", seconds)
+        """Write everything taken, within `seconds`; blocks."""
 
-    def _run(self) -> None:
-        while True:
-            with self._change:
-                self._change.wait_for(lambda: self._items or self._closed.is_set())
-                items, self._items = self._items, []
-                dropped, self._nbytes = self._dropped, 0
-            if items:
-                self._write(items)
-            elif self._closed.is_set():
-                self._writer.close()
-                return
-            if dropped and monotonic() - self._said > _SAY_SECS:
-                self._said = monotonic()
-                log.warning("%d traces so far were dropped: more came than could be written",
-                            dropped)  # fmt: skip
-            self._closed.wait(_REST_SECS)
 
-    def _write(self, items: Sequence[Item]) -> None:
-        try:
-            self._writer.write(items)
-        except Exception:  # the thread must survive
-            log.exception("bug while writing traces")
+MakeTraceSink = Callable[[TraceConfig], TraceSink]  # raises `LoadFailed`
 
 
 def trace_stage(tracing: "Tracing", sampler: Sampler, version: str, submit: Submit) -> Submit:
@@ -289,11 +217,11 @@ def _number(version: str) -> int:
 class Tracing:
     """The current trace settings, and the unfinished traces."""
 
-    def __init__(self, config: TraceConfig, thread: TraceThread | None = None) -> None:
-        """`thread` writes the traces; without one there are none."""
+    def __init__(self, config: TraceConfig, sink: TraceSink | None = None) -> None:
+        """Without a `sink` there are no traces."""
         self._config = config
         self._table = SettingsTable(config)
-        self._thread = thread
+        self._sink = sink
         self._numbers = itertools.count(1)
         self._live: dict[int, Trace] = {}
         self.changed: Callable[[], object] | None = None  # called when other models may be traced
@@ -355,7 +283,7 @@ class Tracing:
 
     def _traces(self, sampler: Sampler) -> bool:
         settings = sampler.settings
-        if self._thread is None or settings.off or self._config.problem(settings):
+        if self._sink is None or settings.off or self._config.problem(settings):
             return False
         return self._config.mode is Mode.OPENTELEMETRY or not sampler.spent
 
@@ -422,26 +350,16 @@ class Tracing:
         sampler = trace.sampler
         sampler.open -= 1
         trace.last = sampler.spent and not sampler.open
-        if self._thread is not None:
-            self._thread.put(trace)
+        if self._sink is not None:
+            self._sink.put(trace)
         self._end_retired(sampler)
 
     def _end_retired(self, sampler: Sampler) -> None:
         """Pass a finished sampler to the writer."""
-        if self._thread is not None and sampler.retired and not sampler.open:
-            self._thread.put(sampler)
+        if self._sink is not None and sampler.retired and not sampler.open:
+            self._sink.put(sampler)
 
     def close(self, seconds: float) -> None:
         """Write everything, within `seconds`. Blocks; no request may be in flight."""
-        if self._thread is not None:
-            self._thread.close(seconds)
-
-
-def make_tracing(config: TraceConfig) -> Tracing:
-    """Create tracing from its configuration; raises `LoadFailed` for a missing dependency."""
-    writer: TraceWriter | None = plugins.part("traces", lambda _: None)(config)
-    if writer is not None:
-        return Tracing(config, TraceThread(writer))
-    if not config.settings.off:
-        log.warning("nothing is traced: --trace-config triton,file=PATH says where to")
-    return Tracing(config)
+        if self._sink is not None:
+            self._sink.close(seconds)

@@ -1,17 +1,17 @@
 """The interface of backends, which load a model's files as something that runs.
 
-A backend is created once by a plugin (`headrace.core.plugins.BACKENDS`), on the event-loop thread;
-its models are loaded and used on threads, each by one at a time.
+A backend is created once by a plugin (`BACKENDS`), on the event-loop thread; its models are loaded
+and used on threads, each by one at a time.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.core import plugins
 from headrace.core.model_spec import LoadSpec
+from headrace.core.plugins import PluginGroup
 from headrace.placement.choice import InstanceKind
 from headrace.placement.loaded import Servable
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
@@ -116,14 +116,18 @@ class Backend:
         """End everything that was started; no loads follow."""
 
 
+MakeBackend = Callable[[BackendContext], Backend]
+BACKENDS: PluginGroup[MakeBackend] = PluginGroup("headrace.backends")
+
+
 def load_backends(context: BackendContext | None = None) -> dict[str, Backend]:
     """All backends by name, in the order in which they examine a model's files."""
-    return plugins.load(plugins.BACKENDS, lambda plugin: make_backend(plugin, context))
+    return BACKENDS.load(lambda plugin: make_backend(plugin, context))
 
 
-def make_backend(plugin: Any, context: BackendContext | None = None) -> Backend:
+def make_backend(plugin: MakeBackend, context: BackendContext | None = None) -> Backend:
     """The backend made by a plugin; raises `TypeError` if it makes something else."""
-    made = plugin(context or BackendContext())
+    made: object = plugin(context or BackendContext())
     if not isinstance(made, Backend):
         raise TypeError(f"expected a {Backend.__module__}.Backend, got {made!r}")
     return made

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from functools import cache
 
 from headrace.core.errors import InvalidRequest
 from headrace.engine.shared_memory import Memory, Open, invalid_args
@@ -38,10 +37,9 @@ class CudaMemory:
 
 def opener(find: Callable[[], CudaDriver | None]) -> Open:
     """An opener of clients' CUDA shared memory, on the GPUs of the driver returned by `find`."""
-    driver = cache(find)  # detecting GPUs takes time
 
     def opened(name: str, handle: bytes, device_id: int, byte_size: int) -> Memory:
-        cuda = driver()
+        cuda = find()
         if cuda is None:
             raise InvalidRequest(
                 f"failed to register CUDA shared memory region: '{name}', GPUs not supported"

@@ -220,7 +220,7 @@ class OnRequest(Loads):
     """Loads models on request and evicts them."""
 
     def __init__(
-        self, models: Mapping[str, Model], loads: Lifecycle, options: ResidencyOptions
+        self, options: ResidencyOptions, models: Mapping[str, Model], loads: Lifecycle
     ) -> None:
         self.evictions = 0  # models evicted for others, or for lack of requests
         self._models = models

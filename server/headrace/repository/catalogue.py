@@ -5,14 +5,14 @@ there. What is here may block.
 """
 
 import logging
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from headrace.core import plugins
 from headrace.core.errors import LoadFailed, RepositoryError
+from headrace.core.plugins import PluginGroup
 from headrace.repository.layout import (
     ModelSource,
     alone,
@@ -26,6 +26,7 @@ from headrace.repository.store import Lease, Store, Stored, explained
 
 log = logging.getLogger(__name__)
 
+STORES: PluginGroup[Callable[[str], Store]] = PluginGroup("headrace.stores")
 NO_SUCH = "no model of this name lies in a model repository"
 DUPLICATE = "model appears in two or more repositories"
 
@@ -78,7 +79,7 @@ def open_store(address: str, name: str = "") -> Store:
     `name` is that of a directory that is a model itself. Raises `LoadFailed`.
     """
     scheme, colon, _ = address.partition(":")
-    plugin = plugins.installed(plugins.STORES).get(scheme) if colon else None
+    plugin = STORES.installed().get(scheme) if colon else None
     if plugin is None or Path(address).exists():
         return Directory(Path(address), name)
     made = plugin.try_to(lambda make: make(address))
@@ -86,8 +87,7 @@ def open_store(address: str, name: str = "") -> Store:
         raise made
     if isinstance(made, Exception):
         raise LoadFailed(f"model repository {address}: its store '{scheme}' failed: {made}")
-    store: Store = made
-    return store
+    return made
 
 
 class Place(NamedTuple):

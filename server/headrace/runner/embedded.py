@@ -19,14 +19,14 @@ from typing import Any, Self
 
 import uvloop
 
-from headrace.build import build_engine, scraper, sources_at_start, watches
+from headrace.build import build_engine, make_tracing, scraper, sources_at_start, watches
 from headrace.client.asynchronous import TIMEOUT_SECS, AsyncModels
 from headrace.client.blocking import BlockingModels, finish
 from headrace.client.transport import Transport
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
 from headrace.engine.engine import Engine
-from headrace.engine.tracing import Tracing, make_tracing
+from headrace.engine.tracing import Tracing
 from headrace.options import SettingsError
 from headrace.runner.in_process import InProcessTransport
 from headrace.serving.models import GivenModel, lay_out

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core import plugins
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
+from headrace.placement.backend import BACKENDS
 from headrace.plugins.loaders.backend import FORMATS, ArtefactBackend
 from tests.plugins.loaders.served import Served
 
@@ -60,7 +60,7 @@ def test_trust_is_true_or_false(tmp_path: Path, text: str) -> None:
 
 def test_parameters_of_loaders() -> None:
     backends = {name: ArtefactBackend(name) for name in FORMATS}
-    assert plugins.own(plugins.BACKENDS).keys() > FORMATS.keys()
+    assert BACKENDS.own().keys() > FORMATS.keys()
     assert all(backend.reads_parameter("trust_model_code") for backend in backends.values())
     assert backends["sklearn"].reads_parameter("skops_trusted_types")
     assert not backends["xgboost"].reads_parameter("skops_trusted_types")

@@ -3,7 +3,6 @@
 import json
 import logging
 import resource
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.tensors import Array, Tensor, elsewhere
-from headrace.engine.tracing import Item, TraceThread
+from headrace.engine.tracing import Item
 from headrace.observability.trace_settings import Sampler, TraceSettings
 from headrace.observability.traces import BACKEND_OUTPUT, QUEUE_INPUT, Trace
 from headrace.plugins.traces.files import TraceFiles, addition, encode_trace, whole_file
@@ -221,77 +220,3 @@ def test_traces_for_a_numbered_file_are_written_before_they_are_too_many(tmp_pat
     assert set(kept) >= set(range(80))
     files.close()
     assert sorted(n for numbers in found(tmp_path).values() for n in numbers) == list(range(100))
-
-
-class Slow:
-    """A writer that waits until released, and records its traces."""
-
-    def __init__(self) -> None:
-        self.go, self.begun = threading.Event(), threading.Event()
-        self.written: list[Item] = []
-        self.closed = False
-
-    def write(self, items: object) -> None:
-        assert isinstance(items, list)
-        self.begun.set()
-        self.go.wait(30)
-        self.written += items
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_the_thread_writes_everything_before_it_ends() -> None:
-    writer = Slow()
-    writer.go.set()
-    thread = TraceThread(writer)
-    made = traces(Sampler(FOREVER), *range(100))
-    for item in made:
-        thread.put(item)
-    thread.close(30)
-    assert writer.written == made
-    assert writer.closed
-
-
-def test_excess_traces_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    writer = Slow()
-    thread = TraceThread(writer, most=2)
-    sampler = Sampler(FOREVER)
-    made = traces(sampler, *range(9))
-    thread.put(made[0])
-    assert writer.begun.wait(30)
-    for item in [*made[1:], sampler]:  # the end of a sampler is never dropped
-        thread.put(item)
-    writer.go.set()
-    thread.close(30)
-    assert writer.written == [*made[:3], sampler]
-    assert "6 traces so far were dropped" in caplog.text
-
-
-def test_without_traces_no_thread_starts() -> None:
-    before = threading.active_count()
-    thread = TraceThread(Slow())
-    assert threading.active_count() == before
-    thread.close(0)
-
-
-class Faulty(Slow):
-    """A writer that raises."""
-
-    def write(self, items: object) -> None:
-        super().write(items)
-        raise MemoryError
-
-
-def test_an_exception_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
-    writer = Faulty()
-    writer.go.set()
-    thread = TraceThread(writer)
-    made = traces(Sampler(FOREVER), 1, 2)
-    thread.put(made[0])
-    assert writer.begun.wait(30)
-    thread.put(made[1])
-    thread.close(30)
-    assert writer.written == made
-    assert writer.closed
-    assert "bug while writing traces" in caplog.text

@@ -104,6 +104,16 @@ class Server(Protocol):
         """Read the files again for new connections; raises `OSError` and uses the earlier ones."""
 
 
+class BindingServer(Server, Protocol):
+    """A server that opens its port itself."""
+
+    def bind(self, address: str, port: int, tls: TlsFiles | None) -> int:
+        """Listen; returns the port. Raises `OSError`."""
+
+    async def start(self) -> None:
+        """Accept calls."""
+
+
 # Called with the message and an `InferCall`, which the handler answers.
 Direct = Callable[[Buffer, Any], None]
 Unary = Callable[[Buffer, Any], Awaitable[bytes]]

@@ -26,8 +26,8 @@ from headrace import __version__
 from headrace.api.handlers import HANDLERS, Handler, answer_json
 from headrace.api.header_rules import DoorRules
 from headrace.api.operations import OPERATIONS, Category, Operation, Route
-from headrace.core import plugins
 from headrace.core.errors import PayloadTooLarge, ServerError
+from headrace.core.plugins import PluginGroup
 from headrace.doors.http.head import check_key
 from headrace.doors.http.protocol import ACCOUNT, OPERATION
 from headrace.engine.admission import Account
@@ -35,6 +35,9 @@ from headrace.engine.engine import Engine
 from headrace.protocol.compression import too_large
 from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
 from headrace.protocol.v2_json import error_body
+
+AddPages = Callable[[FastAPI, Engine, DoorRules, Sequence[Operation]], None]
+PAGES: PluginGroup[AddPages] = PluginGroup("headrace.pages")
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +72,7 @@ def create_app(
                 for method in ("GET", "HEAD") if _is_probe(operation, route) else (route.method,):
                     app.routes.append(_OperationRoute(path, answer, method, operation, rules))
     _add_errors(app)
-    for add in plugins.load(plugins.PAGES, lambda add: add).values():
+    for add in PAGES.load(lambda add: add).values():
         add(app, engine, rules, operations)
     return app
 

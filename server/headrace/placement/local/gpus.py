@@ -23,7 +23,6 @@ from weakref import finalize
 
 import numpy as np
 
-from headrace.core import plugins
 from headrace.core.errors import LoadFailed
 from headrace.core.tensors import Array
 from headrace.observability.machine import GrowthMeter
@@ -225,7 +224,10 @@ class Gpus:
         driver: Callable[[], CudaDriver] = CudaDriver,
         management: Callable[[], GpuReader] | None = None,
     ) -> None:
-        """`pinned_bytes` of page-locked memory may be used, once a GPU is found."""
+        """`pinned_bytes` of page-locked memory may be used, once a GPU is found.
+
+        `management` reads their state; without it there are no readings.
+        """
         self._pinned_bytes = pinned_bytes
         self._driver = driver
         self._management = management
@@ -298,10 +300,11 @@ class Gpus:
         if self._pinned_bytes:
             self._pool = PinnedPool(self._cuda.pin, self._pinned_bytes)
         try:
-            nvml = (self._management or plugins.part("nvml"))()
-            self._names = [nvml.name(uuid) for uuid in self._cuda.uuids]
-            self._meters = [GrowthMeter(_used_of(nvml, name)) for name in self._names]
-            self._nvml = nvml
+            if self._management is not None:
+                nvml = self._management()
+                self._names = [nvml.name(uuid) for uuid in self._cuda.uuids]
+                self._meters = [GrowthMeter(_used_of(nvml, name)) for name in self._names]
+                self._nvml = nvml
         except (OSError, LoadFailed) as error:
             log.warning("no metrics of GPUs: %s", error)
         log.info("GPUs: %s", ", ".join(self._names))

@@ -4,14 +4,14 @@ Modules for upstreams are imported when the first model is loaded, on its loadin
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from headrace.core import plugins
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
+from headrace.core.plugins import OptionalPart
 from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.upstream.triton_options import (
     TRITON_PARAMETERS,
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from headrace.placement.upstream.model import RemoteModel
     from headrace.placement.upstream.reconciler import OwnServers
 
+MakeServers = Callable[[TritonOptions], "OwnServers"]
+TRITON_SERVERS: OptionalPart[MakeServers] = OptionalPart("triton_servers")
 _LARGEST_MESSAGE = (1 << 31) - 1  # protobuf's maximum, in bytes
 
 
@@ -119,7 +121,7 @@ class RemoteBackend(Backend):
             raise LoadFailed("no Triton is started here")
         with self._lock:
             if self._servers is None:
-                servers: OwnServers = plugins.part("triton_servers")(self._options)
+                servers = TRITON_SERVERS.load()(self._options)
                 if self._loop is not None:
                     servers.attach(self._loop)
                 if self._stopped:

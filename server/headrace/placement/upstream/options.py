@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from headrace.connections.endpoint import Endpoint
-from headrace.core import plugins
 from headrace.core.errors import LoadFailed
+from headrace.core.plugins import PluginGroup
 from headrace.core.texts import flag, invalid, seconds, unexpected, whole, whole_number
 from headrace.protocol.compression import ENCODINGS
 
@@ -21,7 +21,7 @@ V2 = "v2"
 
 @dataclass(frozen=True, slots=True)
 class UpstreamProtocol:
-    """A protocol of upstreams, provided by a plugin of `headrace.protocols`.
+    """A protocol of upstreams, provided by a plugin of `PROTOCOLS`.
 
     `ports` are default ports of URLs, by scheme. `grpc` is a subclass of
     `headrace.placement.upstream.grpc_client.GrpcMessages`, `rest` one of
@@ -47,10 +47,13 @@ def v2_protocol() -> UpstreamProtocol:
     )
 
 
+PROTOCOLS: PluginGroup[Callable[[], UpstreamProtocol]] = PluginGroup("headrace.protocols")
+
+
 @cache  # installed packages are scanned once
 def protocols() -> Mapping[str, UpstreamProtocol]:
     """Every protocol by name, V2 first."""
-    return plugins.load(plugins.PROTOCOLS, lambda make: make())
+    return PROTOCOLS.load(lambda make: make())
 
 
 def remote_parameters() -> frozenset[str]:

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.connections.endpoint import Endpoint
-from headrace.core import plugins
-from headrace.core.plugins import resolve
+from headrace.core.plugins import OptionalPart, resolve
 from headrace.core.signature import Signature
 from headrace.core.texts import invalid
 from headrace.placement.upstream.connection import ProtocolClient
@@ -18,6 +17,11 @@ if TYPE_CHECKING:
     from headrace.placement.upstream.grpc_client import GrpcMessages
 
 T = TypeVar("T")
+# Makes a client that shares memory with its server, for a model of this signature.
+MakeSharingClient = Callable[
+    [Endpoint, "GrpcMessages", ssl.SSLContext | None, memoryview, Signature], ProtocolClient
+]
+UPSTREAM_MEMORY: OptionalPart[Callable[[], MakeSharingClient]] = OptionalPart("upstream_memory")
 _GRPC = ("grpc", "grpcs")
 
 
@@ -45,10 +49,7 @@ class ProtocolClients:
                 self._contexts[scheme] = tls_context(options.credentials)
         if "grpcs" in self._contexts:
             self._contexts["grpcs"].set_alpn_protocols(["h2"])
-        # Makes clients that share memory with their server.
-        self._sharing: Callable[..., ProtocolClient] | None = None
-        if options.shared_memory:
-            self._sharing = plugins.part("upstream_memory")()
+        self._sharing = UPSTREAM_MEMORY.load()() if options.shared_memory else None
 
     def renewed(self) -> "ProtocolClients | None":
         """Clients with new credentials if these have changed. Blocks; raises `InvalidOption`."""

@@ -337,7 +337,7 @@ async def _loaded(client: ProtocolClient) -> RemoteDescription | None:
 
 
 class OwnServers(Protocol):
-    """Managed servers, the part `triton_servers` of the server."""
+    """Managed servers, which an optional part of the server starts."""
 
     def attach(self, loop: AbstractEventLoop) -> None:
         """Attach processes to this loop; called before a model is placed."""

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from headrace.core import plugins
+from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
+from headrace.core.plugins import PluginGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,21 @@ class Environment:
 
 
 Provide = Callable[[], Environment]  # blocks; raises `LoadFailed` or `InvalidOption`
+Demand = Callable[[LoadSpec], Provide | None]
+ENVIRONMENTS: PluginGroup[Demand] = PluginGroup("headrace.environments")
 
 
 @cache  # installed plugins do not change, and scanning takes time
-def _providers() -> Mapping[str, Callable[[LoadSpec], Provide | None]]:
-    return plugins.load(plugins.ENVIRONMENTS, lambda target: target)
+def _providers() -> Mapping[str, Demand]:
+    return ENVIRONMENTS.load(lambda demand: demand) or {"": _none}
+
+
+def _none(spec: LoadSpec) -> None:
+    """Without a plugin, raise `LoadFailed` for a model that asks for an environment."""
+    files = () if spec.single_file else (spec.path.parent, spec.root)
+    asked = any((folder / "requirements.txt").exists() for folder in files)
+    if asked or "EXECUTION_ENV_PATH" in spec.parameters:
+        raise LoadFailed("this server was installed without its environments of models")
 
 
 def demanded(spec: LoadSpec) -> Provide | None:

@@ -3,12 +3,12 @@
 Modules for workers are imported when the first model is loaded, on its loading thread.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from headrace.core import plugins
 from headrace.core.model_spec import LoadSpec
+from headrace.core.plugins import OptionalPart
 from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.choice import IN_PROCESS
 from headrace.placement.loaded import Servable
@@ -17,6 +17,11 @@ from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 if TYPE_CHECKING:
     from headrace.placement.worker.loaded_worker import LoadedWorker
+
+# Makes a model in this process, from its files and the module of its loader.
+IN_PROCESS_MODELS: OptionalPart[Callable[[LoadSpec, str], Servable]] = OptionalPart("in_process")
+# The loader of Python files in a worker, in place of `headrace.workers.python_loader:load`.
+FUNCTIONS: OptionalPart[Callable[[dict[str, Any]], Any]] = OptionalPart("functions")
 
 # Parameters read by the server; the model itself may read any.
 PARAMETERS = WORKER_PARAMETERS | {
@@ -39,13 +44,14 @@ class PythonBackend(Backend):
     ) -> None:
         """`loader` is the module whose `load` makes the model's class in the worker.
 
-        By default that of the first plugin, or else Triton's.
+        By default that of functions, or else Triton's.
         """
         self.platform = platform
         self.default_filename = default_filename
         self.filenames: tuple[str, ...] = (default_filename,)
         self.suffixes: tuple[str, ...] = (Path(default_filename).suffix,)
-        self._loader = loader or _loader()
+        target = FUNCTIONS.target or "headrace.workers.python_loader"
+        self._loader = loader or target.partition(":")[0]
 
     @classmethod
     def of(cls, context: BackendContext) -> "PythonBackend":
@@ -84,13 +90,8 @@ class PythonBackend(Backend):
 
     def prepare(self) -> None:
         """Import the dependencies of `load_here`."""
-        plugins.part("in_process")
+        IN_PROCESS_MODELS.load()
 
     def load_here(self, spec: LoadSpec) -> Servable:
         """Import the model in this process; raises `LoadFailed` or `InvalidOption`."""
-        loaded: Servable = plugins.part("in_process")(spec, self._loader)
-        return loaded
-
-
-def _loader() -> str:
-    return plugins.PARTS.get("functions", "headrace.workers.python_loader").partition(":")[0]
+        return IN_PROCESS_MODELS.load()(spec, self._loader)

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.api.header_rules import HeaderRules
 from headrace.core.limits import Shares
-from headrace.doors.clients import GrpcConfig, HttpConfig
+from headrace.doors.clients import DoorsConfig, GrpcConfig, HttpConfig
 from headrace.doors.grpc.options import GrpcOptions, TlsFiles
 from headrace.engine.entrance import CONTEXT_HEADERS
 from headrace.observability.logs import LogSettings
@@ -15,19 +15,14 @@ from headrace.protocol.http2.keep_alive import KeepAlive
 
 @dataclass(frozen=True, slots=True)
 class FrontendConfig:
-    """Configuration of one front end; a door that is None stays closed. Limits: see settings."""
+    """Configuration of one front end: its doors, the limits of the account, and the log."""
 
-    http: HttpConfig | None
-    grpc: GrpcConfig | None
-    max_request_bytes: int
-    max_admitted_requests: int
-    max_admitted_bytes: int
+    doors: DoorsConfig
+    max_requests: int
+    max_bytes: int
     shares: Shares
     max_response_bytes: int
     max_object_bytes: int
-    access_log: bool
-    http_rules: HeaderRules
-    grpc_rules: HeaderRules
     logs: LogSettings
 
     def document(self) -> dict[str, Any]:
@@ -35,21 +30,20 @@ class FrontendConfig:
         return asdict(self)
 
     @classmethod
-    def of(cls, document: dict[str, Any]) -> "FrontendConfig":
+    def of(cls, document: Mapping[str, Any]) -> "FrontendConfig":
         """Parse the result of `document`; raises `TypeError` for any other."""
-        values = dict(document)
-        values["logs"] = LogSettings(**values["logs"])
-        for door in ("http_rules", "grpc_rules"):
-            values[door] = HeaderRules(**values[door])
-        values["shares"] = Shares(**values["shares"])
-        if (http := values["http"]) is not None:
-            values["http"] = HttpConfig(**http)
-        if (grpc := values["grpc"]) is not None:
+        doors = dict(document["doors"])
+        for rules in ("http_rules", "grpc_rules"):
+            doors[rules] = HeaderRules(**doors[rules])
+        if (http := doors["http"]) is not None:
+            doors["http"] = HttpConfig(**http)
+        if (grpc := doors["grpc"]) is not None:
             tls = grpc["tls"] and TlsFiles(**grpc["tls"])
             given = grpc["options"]
             options = GrpcOptions(**(given | {"keep_alive": KeepAlive(**given["keep_alive"])}))
-            values["grpc"] = GrpcConfig(**(grpc | {"tls": tls, "options": options}))
-        return cls(**values)
+            doors["grpc"] = GrpcConfig(**(grpc | {"tls": tls, "options": options}))
+        read = {"shares": Shares(**document["shares"]), "logs": LogSettings(**document["logs"])}
+        return cls(**{**document, "doors": DoorsConfig(**doors), **read})
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,10 @@ from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import handed_on
 from headrace.core.blocks import BLOCKS
 from headrace.core.call import Call
-from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.errors import ExecutionFailed, LoadFailed, ServerError
 from headrace.core.process import allow_many_files, serve_promptly
 from headrace.core.tensors import Buffer
-from headrace.doors.clients import ClientDoors
+from headrace.doors.clients import ClientDoors, DoorsConfig
 from headrace.doors.grpc.call import Unary
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.generate import inference_routes
@@ -452,7 +452,7 @@ _UNFINISHED_SECS = 2  # for the rest of incomplete requests
 
 
 async def _open(
-    doors: ClientDoors, config: FrontendConfig, link: EngineSession, admission: Admission
+    doors: ClientDoors, config: DoorsConfig, link: EngineSession, admission: Admission
 ) -> None:
     """Open the doors; raises `OSError`."""
     limit = config.max_request_bytes
@@ -494,18 +494,19 @@ async def _serve(sock: socket.socket) -> int:
     config = FrontendConfig.of(await setup)
     logs = Logs(link.logs or config.logs)
     link.on_logs = logs.apply
-    limits = config.max_admitted_requests, config.max_admitted_bytes
     admission = Admission(
-        *limits, config.shares, config.max_response_bytes, config.max_object_bytes
-    )
+        config.max_requests, config.max_bytes, config.shares, config.max_response_bytes,
+        config.max_object_bytes,
+    )  # fmt: skip
     link.watch(admission)
-    rules = link.rules or (config.http_rules, config.grpc_rules)
-    doors = ClientDoors(admission, config.max_request_bytes, config.access_log, *rules)
+    doors = ClientDoors(admission, config.doors)
+    if link.rules is not None:
+        doors.change_rules(*link.rules)
     link.on_tls = partial(_renew_tls, doors)
     link.on_rules = doors.change_rules
     try:
-        await _open(doors, config, link, admission)
-    except OSError as error:
+        await _open(doors, config.doors, link, admission)
+    except (LoadFailed, OSError) as error:
         log.error("a front end cannot start: %s", error)
         return 1
     # Objects built at start-up stay for good: the garbage collector need not visit them again.

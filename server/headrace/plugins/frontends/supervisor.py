@@ -16,9 +16,10 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from headrace.api.handlers import unary_handlers
 from headrace.api.header_rules import HeaderRules
 from headrace.core.process import is_private
-from headrace.doors.grpc.call import Unary
+from headrace.doors.clients import DoorsConfig
 from headrace.engine.engine import Engine
 from headrace.observability.logs import LogSettings
 from headrace.placement.child_process import ChildProcess, RestartPolicy
@@ -130,17 +131,16 @@ class _FrontEnd:
 class Supervisor:
     """All front ends of one engine."""
 
-    def __init__(
-        self, engine: Engine, app: ASGIApp, unary: Mapping[str, Unary], count: int, *config: Any
-    ) -> None:
-        """`count` front ends, which forward all but inference to `app` and `unary`.
-
-        `config` are the values of a `FrontendConfig`.
-        """
+    def __init__(self, engine: Engine, app: ASGIApp, count: int, doors: DoorsConfig) -> None:
+        """`count` front ends, which forward all requests over HTTP but inference to `app`."""
         self.engine = engine
         self.app = app
-        self.unary = unary
-        self.document = FrontendConfig(*config).document()
+        self.unary = unary_handlers(engine, doors.max_request_bytes)
+        limits = engine.admission
+        self.document = FrontendConfig(
+            doors, limits.max_requests, limits.max_bytes, limits.shares, limits.max_response_bytes,
+            limits.max_object_bytes, engine.logs.settings,
+        ).document()  # fmt: skip
         self.loop = asyncio.get_running_loop()
         self.draining = False
         self.unlogged_before = 0  # lost log lines of front ends that have ended
@@ -182,7 +182,7 @@ class Supervisor:
     def change_rules(self, http: HeaderRules, grpc: HeaderRules) -> None:
         """Apply header rules in all front ends, including those started later."""
         rules = {"http_rules": asdict(http), "grpc_rules": asdict(grpc)}
-        self.document |= rules
+        self.document["doors"] |= rules
         for session in self._sessions:
             session.change_rules(rules)
 

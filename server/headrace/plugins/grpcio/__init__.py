@@ -1,10 +1,13 @@
 """The gRPC door on the grpcio library, which is imported for a server that wants it."""
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.plugins.grpcio.server import GrpcioServer
 
 
-def grpcio_server(*given: Any) -> Any:
+def grpcio_server() -> "type[GrpcioServer]":
     """The gRPC door on the library grpcio."""
     from headrace.plugins.grpcio.server import GrpcioServer
 
-    return GrpcioServer(*given)
+    return GrpcioServer

@@ -1,21 +1,25 @@
-"""Destinations of traces: `files` is Triton's trace file, `spans` are spans of OpenTelemetry."""
+"""Destinations of traces: `files` is Triton's trace file, `spans` are spans of OpenTelemetry.
+
+Both are written by a `thread`.
+"""
 
 from pathlib import Path
 
 from headrace.core.errors import LoadFailed
-from headrace.engine.tracing import TraceWriter
+from headrace.engine.tracing import TraceSink
 from headrace.observability.trace_settings import Mode, TraceConfig
+from headrace.plugins.traces.thread import TraceThread
 
 
-def trace_writer(config: TraceConfig) -> TraceWriter | None:
-    """The writer of the mode: a file's, None without a path, or that of spans.
+def trace_sink(config: TraceConfig) -> TraceSink:
+    """A thread with the writer of the mode: that of a file, or of spans.
 
     Raises `LoadFailed` if a dependency of spans is missing.
     """
     if config.mode is Mode.TRITON:
         from headrace.plugins.traces.files import TraceFiles
 
-        return TraceFiles(Path(config.file)) if config.file else None
+        return TraceThread(TraceFiles(Path(config.file)))
     try:
         from headrace.plugins.traces.spans import SpanWriter
     except ImportError as error:
@@ -23,4 +27,4 @@ def trace_writer(config: TraceConfig) -> TraceWriter | None:
             f"--trace-config mode=opentelemetry needs OpenTelemetry's SDK ({error.name} is not"
             " installed): pip install 'headrace[otel]'"
         ) from None
-    return SpanWriter(config)
+    return TraceThread(SpanWriter(config))
