@@ -122,7 +122,7 @@ def complaints(path: Path, server: Path = SERVER) -> Iterator[str]:
             continue
         part = part_of(name)
         plugin = name.split(".")[1:3]
-        if plugin[0] == "plugins" and parts[:2] not in (plugin, ["triton"], ["serving", "sources"]):
+        if plugin[0] == "plugins" and parts[:2] not in (plugin, ["triton"]):
             yield f"{where} is a plugin, which is found by its name"
         elif part is None:
             yield f"{where} is not in a layer"

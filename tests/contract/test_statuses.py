@@ -86,7 +86,10 @@ _FORGET = Operation(f"{_MEMORY}/unregister", {}, "SystemSharedMemoryUnregister")
         (_trace("trace_file", "x", 'value: "x"'), Unsupported),
         (_log("log_info", "x", 'string_param: "x"'), InvalidRequest),
         (_log("log_file", "x", 'string_param: "x"'), Unsupported),
-        (Operation("/v2/models/nope/traffic", None, f"{TRAFFIC}/ModelTraffic", _NOPE), NotFound),
+        pytest.param(
+            Operation("/v2/models/nope/traffic", None, f"{TRAFFIC}/ModelTraffic", _NOPE), NotFound,
+            id="traffic",
+        ),
         (Operation("/v2/models/simple/traffic", {}, f"{TRAFFIC}/SetModelTraffic",
                    'name: "simple"'), Unavailable),
         (Operation("/v2/models/simple/traffic/promote", {}, f"{TRAFFIC}/PromoteModelVersion",

@@ -18,7 +18,7 @@ from headrace.core.errors import (
 )
 from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import EnvironmentOptions
-from headrace.engine.chain import StagePlugin
+from headrace.engine.chain import STAGES, StagePlugin
 from headrace.observability.machine import GrowthMeter
 from headrace.observability.statistics import FIRST_RESPONSE
 from headrace.placement.backend import Backend
@@ -31,7 +31,7 @@ from headrace.repository.completion import device_problems, may_use_gpus, on_dev
 from headrace.repository.config import ConfigFile, Problem, read_config, refuse
 from headrace.repository.layout import ModelSource, materialised
 from headrace.repository.model_files import Digests, Origin, fingerprint, origins
-from headrace.repository.validation import OWN_PARAMETERS, misspelt, without_effect
+from headrace.repository.validation import OWN_PARAMETERS, TRAFFIC, misspelt, without_effect
 
 log = logging.getLogger(__name__)
 
@@ -233,6 +233,9 @@ def _no_versions(source: ModelSource) -> str:
 
 def _stage_problems(model: str, config: ModelConfig, options: LoadOptions) -> Iterator[Problem]:
     """Problems that plugin stages find with their parameters; raises `LoadFailed`."""
+    if TRAFFIC in config.parameters and TRAFFIC not in STAGES.own():
+        text = f"this server was installed without its stage '{TRAFFIC}'"
+        yield Problem(f"parameters['{TRAFFIC}']", text)
     for name, stage in options.stages.items():
         try:
             with stage_explained(name, model):

@@ -21,7 +21,7 @@ from importlib import import_module
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from headrace.plugins.functions.decorator import MARK
+from headrace.workers.python_loader import MARK
 
 
 class ServeError(Exception):

@@ -8,10 +8,17 @@ from typing import Any
 
 from headrace.workers.model_class import FreshLoader
 
+MARK = "__headrace_model__"  # attribute of functions and classes decorated with @model
+
 
 def load(document: dict[str, Any]) -> Any:
     """The class `TritonPythonModel` of a file; raises what importing it raises, `LookupError`."""
-    return class_of(import_file(document))
+    try:
+        return class_of(import_file(document))
+    except ImportError as error:
+        if error.name == "headrace":  # as in `from headrace import model`
+            error.msg += "; this server was installed without its part 'functions'"
+        raise
 
 
 def import_file(document: dict[str, Any]) -> ModuleType:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 from headrace.plugins.functions.signature import Options, Signature, SignatureError, read_signature
+from headrace.workers.python_loader import MARK
 
-MARK = "__headrace_model__"
 _THREADS = 32
 _T = TypeVar("_T", bound=Callable[..., Any])
 

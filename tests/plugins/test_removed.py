@@ -1,0 +1,236 @@
+"""Plugins can be removed: the server runs from a copy of its package without them.
+
+A plugin goes with its module or folder and its lines in `core/plugins.py`. What needs it then is
+refused with an error that names it; everything else is as before.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.models.onnx_graphs import identity, write_model
+from tests.models.python_models import execution, in_config, tensors, write_python_model
+from tests.support.command import run
+from tests.support.grpc_client import GrpcClient
+from tests.support.http_client import HttpClient
+from tests.support.server_process import ServerProcess, clean_server, onnx_examples
+
+REPO = Path(__file__).parents[2]
+PACKAGE = REPO / "server" / "headrace"
+PLUGINS = sorted(
+    path.stem for path in (PACKAGE / "plugins").iterdir() if not path.stem.startswith("_")
+)
+ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
+PYTHON = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [None] * len(requests)
+"""
+FUNCTION = """
+    from headrace import Float32, model
+
+
+    @model
+    def doubled(x: Float32["n"]) -> {"y": Float32["n"]}:
+        return {"y": 2 * x}
+"""
+DECLARED = tensors("input", ("X", "FP32", "1")) + tensors("output", ("Y", "FP32", "1"))
+
+
+def copy_without(folder: Path, *plugins: str) -> Path:
+    """The import path of a copy of the package in `folder` without these plugins."""
+    package = folder / "headrace"
+    shutil.copytree(PACKAGE, package)
+    table = package / "core" / "plugins.py"
+    lines = table.read_text().splitlines(keepends=True)
+    for plugin in plugins:
+        target = re.compile(rf'"headrace\.plugins\.{plugin}[.:]')
+        kept = [line for line in lines if not target.search(line)]
+        assert len(kept) < len(lines), plugin
+        lines = kept
+        path = package / "plugins" / plugin
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.with_suffix(".py").unlink()
+    table.write_text("".join(lines))
+    return folder
+
+
+def remote(root: Path, **parameters: str) -> None:
+    """A model on a server that is not there."""
+    given = parameters if "remote_backend" in parameters else {
+        "endpoints": "grpc://127.0.0.1:1", **parameters,
+    }  # fmt: skip
+    config = f'backend: "triton"\nmax_batch_size: 8\n{DECLARED}{in_config(given)}'
+    (root / "needy" / "1").mkdir(parents=True)
+    (root / "needy" / "config.pbtxt").write_text(config)
+
+
+def with_requirements(root: Path) -> None:
+    write_python_model(root, "needy", PYTHON, DECLARED)
+    (root / "needy" / "requirements.txt").write_text("six\n")
+
+
+# A model that needs a plugin, and why it is not served.
+MODELS: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    "dialects": (
+        lambda root: remote(root, protocol="tfserving"),
+        r"parameters\['protocol'\]: expected v2, got 'tfserving'",
+    ),
+    "environments": (
+        with_requirements,
+        "this server was installed without its environments of models",
+    ),
+    "functions": (
+        lambda root: write_python_model(root, "needy", FUNCTION),
+        "without its part 'functions'",
+    ),
+    "in_process": (
+        lambda root: write_python_model(root, "needy", PYTHON, DECLARED + execution("thread")),
+        "without its part 'in_process'",
+    ),
+    "loaders": (
+        lambda root: write_model(root, "needy", b"{}", 'backend: "xgboost"', filename="model.json"),
+        "'xgboost' is not a backend of this server",
+    ),
+    "traffic": (
+        lambda root: write_model(root, "needy", identity(), in_config({"traffic": "{}"})),
+        r"parameters\['traffic'\]: this server was installed without its stage 'traffic'",
+    ),
+    "triton": (
+        lambda root: remote(root, remote_backend="python"),
+        "without its part 'triton_servers'",
+    ),
+    "upstream_memory": (
+        lambda root: remote(root, shared_memory="true"),
+        "without its part 'upstream_memory'",
+    ),
+}
+# An option that needs a plugin, and the part that it names.
+OPTIONS: Mapping[str, tuple[str, str]] = {
+    "following": ("--model-control-mode=poll", "poll"),
+    "frontends": ("--frontends=1", "frontends"),
+    "grpcio": ("--grpc-transport=grpcio", "grpcio"),
+    "on_request": ("--load-on-request", "on_request"),
+    "traces": ("--trace-config=triton,file=traces.json", "traces"),
+}
+
+
+def refuses_gpu_memory(server: ServerProcess) -> bool:
+    url = f"{server.url}/v2/cudasharedmemory/region/r/register"
+    document = {"raw_handle": {"b64": "AAAA"}, "device_id": 0, "byte_size": 8}
+    answer = httpx.post(url, json=document, verify=False)
+    return answer.status_code == 400 and "without its part 'cuda_memory'" in answer.text
+
+
+# A request that needs a plugin.
+REQUESTS: Mapping[str, Callable[[ServerProcess], bool]] = {
+    "cuda_memory": refuses_gpu_memory,
+    "openapi": lambda server: httpx.get(f"{server.url}/docs", verify=False).status_code == 404,
+}
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_a_server_without_a_plugin(plugin: str, tmp_path: Path) -> None:
+    (models := tmp_path / "models").mkdir()
+    write, problem = MODELS.get(plugin, (None, ""))
+    if write is not None:
+        write(models)
+    onnx_examples(models)
+    environment = {"PYTHONPATH": str(copy_without(tmp_path / "path", plugin))}
+    options = ("--exit-on-error=false", "--allow-client-shm", "--allow-in-process-python")
+    with clean_server(models, options=options, environment=environment) as server:
+        assert re.search(problem, server.log), server.log
+        for client in (HttpClient(server.url, binary=False), GrpcClient(server.grpc)):
+            with client:
+                assert client.live()
+                assert client.ready()
+                answer = client.infer("simple", {"INPUT0": ROW, "INPUT1": ROW})
+                np.testing.assert_array_equal(answer["OUTPUT0"], 2 * ROW)
+        if plugin in REQUESTS:
+            assert REQUESTS[plugin](server)
+
+
+@pytest.mark.parametrize(("plugin", "option", "part"), [(p, *each) for p, each in OPTIONS.items()])
+def test_an_option_that_needs_a_plugin(plugin: str, option: str, part: str, tmp_path: Path) -> None:
+    (models := tmp_path / "models").mkdir()
+    ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    environment = {"PYTHONPATH": str(copy_without(tmp_path / "path", plugin))}
+    ran = run("serve", f"--model-repository={models}", *ports, option, environment=environment)
+    assert ran.returncode == 1
+    assert f"headrace serve: this server was installed without its part '{part}'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+# The quick cases of the contract suite that need a plugin: those of files, or of tests. Front ends
+# are further carriers of many tests.
+OWN_CASES: Mapping[str, Sequence[str]] = {
+    "cuda_memory": ["test_shared_memory::test_cuda_without_a_gpu"],
+    "dialects": ["test_remote_tfserving"],
+    "frontends": ["test_logging::test_changes_take_effect_at_once[1"],
+    "functions": [
+        "test_functions", "test_generate::test_misspelt_members_are_refused",
+        "test_generate::test_models_that_read_parameters_get_every_member",
+    ],
+    # Tests hold models on threads of the server's process.
+    "in_process": [
+        "test_deadlines", "test_grpc_stream", "test_in_process", "test_limits", "test_loose_models",
+        "test_pings", "test_scheduling", "test_unchanged_models", "test_warmup",
+        "test_generate::test_limits", "test_grpc_transport::test_a_deadline",
+        "test_grpc_transport::test_a_message_that_decompresses_beyond_the_limit",
+        "test_grpc_transport::test_the_server_enforces_the_deadline",
+        "test_http::test_too_large_a_body",
+        "test_metrics::test_failure_reasons_are_there_from_the_start",
+        "test_shared_memory::test_shared_memory_is_off_by_default",
+        "test_statuses::test_bodies_without_an_end",
+        "test_statuses::test_disabled_operations_are_unknown",
+    ],
+    "nvml": ["test_gpu"],
+    "on_request": ["test_on_request"],
+    "openapi": [
+        "test_openapi", "test_http::test_a_404_names_the_nearest_route",
+        "test_header_rules::test_protocol_descriptions_are_unrestricted",
+    ],
+    "traces": ["test_opentelemetry", "test_remote_forwarding", "test_trace"],
+    "traffic": [
+        "test_run_once", "test_traffic", "test_browsers::test_allowed_pages_change_something",
+        "test_browsers::test_inference_and_reading_are_open_to_every_page",
+        "test_statuses::test_errors_have_one_status_in_each_protocol[default-traffic]",
+    ],
+    "triton": ["test_managed"],
+    "upstream_memory": ["test_remote_shared"],
+}  # fmt: skip
+OTHERS = [plugin for plugin in PLUGINS if plugin != "in_process"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "plugins", [OTHERS, pytest.param(["in_process"], marks=pytest.mark.whole)], ids=len
+)
+def test_the_contract_suite_without_plugins(plugins: Sequence[str], tmp_path: Path) -> None:
+    """All of its quick cases, but those that need the plugins."""
+    path = copy_without(tmp_path, *plugins)
+    own = [f"tests/contract/{case}" for plugin in plugins for case in OWN_CASES.get(plugin, ())]
+    left_out = [
+        f"--deselect={case.replace('::', '.py::')}" if "::" in case else f"--ignore={case}.py"
+        for case in own
+    ]
+    carriers = ["-k", "not frontends"] if "frontends" in plugins else []
+    ran = subprocess.run(
+        [
+            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/contract",
+            *left_out, *carriers,
+        ],
+        cwd=REPO, env=os.environ | {"PYTHONPATH": str(path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
