@@ -18,7 +18,6 @@ from tests.support.server_process import ServerProcess, onnx_examples
 
 LIBRARIES = {
     "fastapi", "google.protobuf", "grpc", "numpy", "onnxruntime", "prometheus_client", "pydantic",
-    "uvicorn",
 }  # fmt: skip
 # Slow parts of the standard library.
 SLOW = {"asyncio", "email", "http.client", "multiprocessing", "ssl", "tempfile", "tomllib"}
@@ -83,7 +82,7 @@ def test_a_server_is_private_before_numeric_libraries_start_threads() -> None:
 
 def test_imports_of_small_processes() -> None:
     """Commands, those with JSON output, front ends, and workers without coroutines."""
-    front_end = LIBRARIES - {"google.protobuf", "numpy", "uvicorn"} | PARTS | FRAMEWORK
+    front_end = LIBRARIES - {"google.protobuf", "numpy"} | PARTS | FRAMEWORK
     commands = [plugin.target.partition(":")[0] for plugin in COMMANDS.own().values()]
     worker = LIBRARIES - {"numpy"} | SLOW | {"dataclasses", "subprocess"}
     for program, unused in (

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -343,18 +342,6 @@ def test_trailers_are_read_and_dropped(server: ServerProcess) -> None:
         assert answers[-1].status == 400
         assert connection.at_end()
     assert ask(server.http, "GET", "/v2/health/live").status == 200
-
-
-@pytest.mark.slow
-def test_an_unknown_uvicorn_gets_the_plain_route(tmp_path: Path, small_repository: Path) -> None:
-    patch = "import uvicorn\nuvicorn.__version__ = '99.1.0'\n"
-    (tmp_path / "sitecustomize.py").write_text(patch)
-    with ServerProcess(small_repository, environment={"PYTHONPATH": str(tmp_path)}) as server:
-        body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [5]}]}
-        answer = ask(server.http, "POST", "/v2/models/identity/infer", json.dumps(body).encode())
-        assert answer.document["outputs"][0]["data"] == [5.0]
-        assert server.stop() == 0
-        assert server.log.count("was not tested with uvicorn 99.1.0") == 1
 
 
 # --- limits

@@ -126,7 +126,7 @@ PROGRAM = """
 import logging, sys
 from headrace.observability.logs import LogSettings, Logs
 Logs(LogSettings(**eval(sys.argv[1])))
-for name in ("headrace.engine", "somebody.else", "uvicorn.error"):
+for name in ("headrace.engine", "somebody.else", "asyncio"):
     for level in ("debug", "info", "warning", "error"):
         getattr(logging.getLogger(name), level)("%s of %s", level, name)
 """
@@ -146,12 +146,12 @@ def test_default_levels() -> None:
     _, lines = written()
     levels = ("info", "warning", "error")
     ours, theirs = [(level, OURS) for level in levels], [(level, THEIRS) for level in levels]
-    assert lines == [*ours, *theirs, ("warning", "uvicorn.error"), ("error", "uvicorn.error")]
+    assert lines == [*ours, *theirs, ("warning", "asyncio"), ("error", "asyncio")]
 
 
 def test_levels_are_switched_one_by_one() -> None:
     _, lines = written(verbose=1, info=False, warning=False)
-    errors = [("error", name) for name in (OURS, THEIRS, "uvicorn.error")]
+    errors = [("error", name) for name in (OURS, THEIRS, "asyncio")]
     assert lines == [("debug", OURS), *errors]
 
 

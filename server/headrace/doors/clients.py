@@ -12,9 +12,10 @@ from headrace.core.plugins import OptionalPart
 from headrace.doors.grpc.call import BindingServer, Handlers, Server
 from headrace.doors.grpc.native.server import NativeServer
 from headrace.doors.grpc.options import GrpcOptions, TlsFiles
+from headrace.doors.http.connection import FastPath
+from headrace.doors.http.head import Heads
 from headrace.doors.http.infer import CountedApp
-from headrace.doors.http.protocol import BoundedProtocol
-from headrace.doors.http.server import HttpServer, fast_protocol
+from headrace.doors.http.server import HttpServer
 from headrace.engine.admission import Admission
 from headrace.engine.entrance import Entrance
 
@@ -79,14 +80,15 @@ class ClientDoors:
     ) -> int:
         """Open the HTTP door; returns its port. `app` serves all but plain infer requests."""
         rules, access_log = self.http_rules, self._access_log
+        fast = None
+        if config.fast_path:
+            fast = FastPath(Heads(entrance, rules), self._limit, access_log)
         self._http = HttpServer(
             CountedApp(app, self._admission.answers, access_log),
             listener,
             config.keep_alive_secs,
             config.body_timeout_secs,
-            fast_protocol(entrance, self._limit, access_log, rules)
-            if config.fast_path
-            else BoundedProtocol,
+            fast,
             rules=rules,
             max_age_secs=config.max_age_secs,
             admission=self._admission,

@@ -278,8 +278,7 @@ class Logs:
         self._handler = _Handler(settings.file)
         self.apply(settings)
         logging.getLogger().handlers[:] = [self._handler]
-        for noisy in ("uvicorn", "asyncio"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
+        logging.getLogger("asyncio").setLevel(logging.WARNING)
 
     @property
     def dropped(self) -> int:

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.api.operations import OPERATIONS, Category, Operation
 from headrace.doors.http.app import create_app
+from headrace.doors.http.asgi import GONE
 from headrace.doors.http.infer import CountedApp
-from headrace.doors.http.protocol import GONE
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from tests.doors.http.asgi import application, ask

@@ -1,6 +1,7 @@
-"""The HTTP door: a FastAPI application over the table of operations, on uvicorn's connection class.
+"""The HTTP door: plain infer requests on their connections, all others by an ASGI application.
 
-`server` and `protocol` are connections, `fast` answers plain infer requests on them. `routes` are
-in front of the application: probes, `infer` and `generate`; `app` has all other operations.
-`exchange` is one infer request of any route, `head` its head.
+`server` listens, `connection` reads, answers plain infer requests and holds the limits, `outgoing`
+is what it writes. `asgi` calls the application: `routes` are probes, `infer` and `generate`, and
+`app` behind them, of FastAPI, has all other operations. `exchange` is one infer request of any
+route, `head` its head.
 """

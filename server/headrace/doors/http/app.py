@@ -28,8 +28,8 @@ from headrace.api.header_rules import DoorRules
 from headrace.api.operations import OPERATIONS, Category, Operation, Route
 from headrace.core.errors import PayloadTooLarge, ServerError
 from headrace.core.plugins import PluginGroup
+from headrace.doors.http.asgi import ACCOUNT, OPERATION
 from headrace.doors.http.head import check_key
-from headrace.doors.http.protocol import ACCOUNT, OPERATION
 from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
 from headrace.protocol.compression import too_large

@@ -19,6 +19,7 @@ from headrace.core.call import Call, InferResponse, Raw, Timing
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
+from headrace.doors.http.asgi import OPERATION
 from headrace.doors.http.exchange import CLOSE, JSON, Answer, Exchange
 from headrace.doors.http.head import Head
 from headrace.doors.http.infer import (
@@ -31,7 +32,6 @@ from headrace.doors.http.infer import (
     send_head,
     watch_disconnect,
 )
-from headrace.doors.http.protocol import OPERATION
 from headrace.engine.admission import Account
 from headrace.engine.entrance import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, not_read
 from headrace.engine.workbench import LARGE, Job

@@ -1,5 +1,6 @@
 """Heads of infer requests: parsed once, then recognised by their bytes."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +12,14 @@ from headrace.api.header_rules import DoorRules, HeaderPattern, Key
 from headrace.api.operations import NAMED, Category
 from headrace.core.errors import InvalidRequest, Restricted
 from headrace.core.turns import PACKED, TEXT_BITS
-from headrace.doors.http.protocol import URL_LIMIT, without_upgrade
 from headrace.engine.entrance import Entrance
 from headrace.protocol.parameters import timeout_of
 
+URL_LIMIT = 8 << 10  # bytes: each route compares it with a pattern
+END = b"\r\n\r\n"  # of a head
+# A server may ignore an upgrade request, which clients such as Java's send with every request. The
+# parser would accept it and end the request before its body.
+_UPGRADE = re.compile(rb"(?im)^(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n")
 _UNITS = 4  # of `Turns.share`, of a request with a short body
 
 
@@ -117,6 +122,14 @@ def _text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return value.decode("latin-1")
+
+
+def without_upgrade(data: bytes) -> bytes:
+    """Remove an upgrade request from the head at the start of `data`."""
+    end = data.find(END)
+    if end < 0 or not _UPGRADE.search(data, 0, end + 2):
+        return data
+    return _UPGRADE.sub(b"", data[: end + 2]) + data[end + 2 :]
 
 
 def unquoted(raw_path: bytes) -> str:

@@ -1,8 +1,8 @@
 """The plain infer route: a bare ASGI endpoint over bytes, in front of the FastAPI application.
 
-It bypasses FastAPI's routing and dependency machinery. Requests answered directly on the connection
-(`headrace.doors.http.fast`) never reach it; it is their reference, and handles what they leave:
-chunked bodies, `Expect: 100-continue`, HTTP/1.0.
+It bypasses FastAPI's routing and dependency machinery. Requests on the fast path
+(`headrace.doors.http.connection`) never reach it; it is their reference, and handles what they
+leave: chunked bodies, `Expect: 100-continue`, HTTP/1.0.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headrace.api.header_rules import DoorRules
 from headrace.api.operations import NAMED, Category
 from headrace.core.errors import InvalidRequest, Restricted, ServerExiting
+from headrace.doors.http.asgi import ACCOUNT, GONE, NAMES, OPERATION, log_access
 from headrace.doors.http.exchange import (
     CLOSE,
     JSON,
@@ -22,7 +23,6 @@ from headrace.doors.http.exchange import (
     Exchange,
 )
 from headrace.doors.http.head import Head, check_key, head_of, told
-from headrace.doors.http.protocol import ACCOUNT, GONE, NAMES, OPERATION, log_access
 from headrace.engine.admission import Account
 from headrace.engine.entrance import Entrance
 from headrace.observability.statistics import OTHER, Answers

@@ -18,10 +18,10 @@ from headrace.api.handlers import HANDLERS, Handler, answer_json
 from headrace.api.header_rules import DoorRules
 from headrace.api.operations import OPERATIONS, Category, Operation
 from headrace.core.errors import ServerError
+from headrace.doors.http.asgi import OPERATION
 from headrace.doors.http.exchange import JSON, Answer
 from headrace.doors.http.head import check_key
 from headrace.doors.http.infer import Route, send_answer
-from headrace.doors.http.protocol import OPERATION
 from headrace.engine.engine import Engine
 from headrace.engine.workbench import Threads
 from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS

@@ -1,37 +1,20 @@
-"""uvicorn's protocol on a socket of this server, so that one process can have several doors."""
+"""A listening socket and its HTTP connections; one process may have several of them."""
 
 import asyncio
-import functools
-import logging
-import re
 import socket
-from collections.abc import Callable
 from random import uniform
-from typing import Any, cast
 
-import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.server import ServerState
 
 from headrace.api.header_rules import DoorRules
 from headrace.doors.acceptor import ANNOUNCE_SECS, QUEUE, Acceptor, wait_for
-from headrace.doors.http.fast import FastProtocol
-from headrace.doors.http.head import Heads
-from headrace.doors.http.protocol import BoundedProtocol
+from headrace.doors.http.asgi import Application
+from headrace.doors.http.connection import Connection, FastPath, ServerState
 from headrace.engine.admission import Admission
-from headrace.engine.entrance import Entrance
-
-log = logging.getLogger(__name__)
 
 _JITTER = 0.1  # so that not all clients reconnect at once
 _LOOK_SECS = 1.0  # between checks for unfinished requests
 _LAST_WRITES_SECS = 0.1  # for the error answers to abandoned requests
-Protocols = Callable[..., BoundedProtocol]
-
-
-# The fast path depends on internals of uvicorn's protocol class; with other versions, which
-# pyproject.toml excludes, requests take the plain route.
-TESTED_UVICORN = ((0, 34), (0, 54))  # the first and the last version
 
 
 class HttpServer:
@@ -43,7 +26,7 @@ class HttpServer:
         listener: socket.socket,
         keep_alive_secs: int,
         patience_secs: int,
-        protocol: Protocols = BoundedProtocol,
+        fast: FastPath | None = None,
         rules: DoorRules | None = None,
         max_age_secs: int = 0,
         admission: Admission | None = None,
@@ -54,38 +37,18 @@ class HttpServer:
         `admission` counts connections and what they hold; None means no limits. A connection is
         closed if its client does not read an answer for `read_secs`.
 
-        If `rules` forward headers, their names are provided in original case. A connection is
-        closed after the next answer once it is `max_age_secs` old, give or take a tenth; 0 for
-        never.
+        With a `fast` path, connections answer infer requests in front of `app`. If `rules` forward
+        headers, their names are provided in original case. A connection is closed after the next
+        answer once it is `max_age_secs` old, give or take a tenth; 0 for never.
         """
-        made: Any = functools.partial(
-            protocol, patience_secs=patience_secs, rules=rules,
-            admission=admission, read_secs=read_secs,
-        )  # fmt: skip
-
-        def aging(**given: Any) -> BoundedProtocol:
-            connection: BoundedProtocol = made(**given)
-            age = max_age_secs * uniform(1 - _JITTER, 1 + _JITTER)
-            connection.live_until(connection.loop.time() + age)
-            return connection
-
-        self._protocol: Any = aging if max_age_secs else made
-        self._config = uvicorn.Config(
-            app,
-            loop="none",
-            http=BoundedProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=keep_alive_secs,
+        admission = admission or Admission(0, 0)
+        self._application = Application(app, rules)
+        self._state = ServerState(
+            self._application, admission, keep_alive_secs, patience_secs, read_secs, fast
         )
-        self._state = ServerState()
+        self._max_age_secs = max_age_secs
         self._listener = listener
-        self._failed = (admission or Admission(0, 0)).fail_accept
+        self._failed = admission.fail_accept
         self._acceptor: Acceptor | None = None
         self._look: asyncio.TimerHandle | None = None
 
@@ -97,15 +60,17 @@ class HttpServer:
 
     def start(self) -> None:
         """Start serving."""
-        self._config.load()
-        self._acceptor = Acceptor(self._listener, self._connection, self._failed)
+        self._acceptor = Acceptor(
+            self._listener, self._connection, self._state.admission.fail_accept
+        )
         self._acceptor.start()
         self._check_time()
 
-    def _connection(self) -> BoundedProtocol:
-        connection: BoundedProtocol = self._protocol(
-            config=self._config, server_state=self._state, app_state={}
-        )
+    def _connection(self) -> Connection:
+        connection = Connection(self._state)
+        if self._max_age_secs:
+            age = self._max_age_secs * uniform(1 - _JITTER, 1 + _JITTER)
+            connection.live_until(asyncio.get_running_loop().time() + age)
         if self._acceptor is None or self._acceptor.closed:
             connection.retire()
         return connection
@@ -138,17 +103,16 @@ class HttpServer:
             await wait_for(self._is_empty, grace)
             if not self._is_empty():
                 for connection in self._connections():
-                    if isinstance(connection, FastProtocol):
-                        connection.give_up()
+                    connection.give_up()
                 await wait_for(self._is_empty, _LAST_WRITES_SECS)
         if self._look is not None:
             self._look.cancel()
 
     def _is_empty(self) -> bool:
-        return not (self._state.connections or self._state.tasks)
+        return not (self._state.connections or self._application.tasks)
 
-    def _connections(self) -> list[BoundedProtocol]:
-        return cast(list[BoundedProtocol], list(self._state.connections))
+    def _connections(self) -> list[Connection]:
+        return list(self._state.connections)
 
     def end_unfinished(self) -> None:
         """Abandon incomplete requests; called when nothing new is admitted."""
@@ -160,33 +124,7 @@ class HttpServer:
         now = loop.time()
         for connection in self._connections():
             connection.check(now)
-            connection.check_age(now)
         self._look = loop.call_later(_LOOK_SECS, self._check_time)
-
-
-def fast_protocol(
-    engine: Entrance, max_request_bytes: int, access_log: bool, rules: DoorRules
-) -> Protocols:
-    """The protocol of connections whose infer requests are answered in front of the application.
-
-    With untested versions of uvicorn, the ordinary protocol.
-    """
-    first, last = TESTED_UVICORN
-    version = re.match(r"(\d+)\.(\d+)", uvicorn.__version__)
-    if version is None or not first <= (int(version[1]), int(version[2])) <= last:
-        log.warning(
-            "the HTTP fast path was not tested with uvicorn %s;"
-            " infer requests take the plain route",
-            uvicorn.__version__,
-        )
-        return BoundedProtocol
-    return functools.partial(
-        FastProtocol,
-        engine=engine,
-        heads=Heads(engine, rules),
-        max_request_bytes=max_request_bytes,
-        access_log=access_log,
-    )
 
 
 def reserve(address: str, port: int, shared: bool = False) -> socket.socket:

@@ -36,9 +36,9 @@ from headrace.core.tensors import Buffer
 from headrace.doors.clients import ClientDoors, DoorsConfig
 from headrace.doors.grpc.call import Unary
 from headrace.doors.grpc.services import all_handlers
+from headrace.doors.http.asgi import OPERATION
 from headrace.doors.http.generate import inference_routes
 from headrace.doors.http.infer import Disconnected, Route
-from headrace.doors.http.protocol import OPERATION
 from headrace.doors.http.server import bind
 from headrace.engine.admission import Admission, Held
 from headrace.engine.entrance import NOTHING_KNOWN, Readiness

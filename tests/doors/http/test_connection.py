@@ -1,25 +1,33 @@
-"""Connections whose server shuts down or whose client disconnects, on real sockets."""
+"""Connections on real sockets: limits, shutdown, disconnections, and the fast path."""
 
 import asyncio
 import fcntl
+import gzip
 import socket
 import termios
 from contextlib import suppress
 
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.server import ServerState
+from starlette.types import Receive, Scope, Send
 
-from headrace.doors.http.protocol import BoundedProtocol
+from headrace.api.header_rules import DoorRules
+from headrace.doors.http.connection import Connection, FastPath
+from headrace.doors.http.head import Heads
+from headrace.doors.http.server import HttpServer
 from headrace.engine.admission import Admission
-from tests.doors.fakes import until
+from tests.doors.fakes import FakeEngine, until
+from tests.doors.http.accepted import accepted
 
 _REQUEST = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
+_BODY = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[1,1],"data":[1]}]}'
+_INFER = b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(_BODY),
+    _BODY,
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,23 +39,7 @@ async def answer(request: Request) -> PlainTextResponse:
     return PlainTextResponse("here")
 
 
-async def accepted(
-    client: socket.socket, server: socket.socket, app: ASGIApp, admission: Admission | None = None
-) -> BoundedProtocol:
-    """A connection to an application."""
-    config = uvicorn.Config(app, interface="asgi3", lifespan="off", log_config=None)
-    config.load()
-    _, protocol = await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: BoundedProtocol(
-            30, admission=admission, config=config, server_state=ServerState(), app_state={}
-        ),
-        server,
-    )
-    client.setblocking(False)
-    return protocol
-
-
-async def connected(client: socket.socket, server: socket.socket) -> BoundedProtocol:
+async def connected(client: socket.socket, server: socket.socket) -> Connection:
     """A connection that has answered one request and is idle."""
     loop = asyncio.get_running_loop()
     protocol = await accepted(client, server, Starlette(routes=[Route("/", answer)]))
@@ -208,7 +200,7 @@ async def test_requests_behind_a_chunked_body_are_parsed_as_they_are_answered() 
 
 
 async def test_nothing_is_read_while_requests_wait() -> None:
-    """uvicorn reads on whenever an application asks for a body."""
+    """Also if an application asks for a body."""
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -260,3 +252,55 @@ async def test_a_body_that_nobody_wants_is_read_in_turns() -> None:
             await asyncio.sleep(0)
         counting = False
         assert turns > sent // (1 << 20)
+
+
+# --- infer requests, with controlled models
+
+
+def started(engine: FakeEngine) -> HttpServer:
+    """A server of the fast path on a free port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    fast = FastPath(Heads(engine, DoorRules()), 1 << 20, access_log=False)
+    server = HttpServer(Starlette(), listener, 5, 60, fast, admission=engine.admission)
+    server.start()
+    return server
+
+
+@pytest.mark.parametrize(
+    ("more", "body"),
+    [(b"", _BODY + b" " * 2000), (b"Content-Encoding: gzip\r\n", gzip.compress(_BODY))],
+    ids=["long", "compressed"],
+)
+async def test_pipelined_requests_count_by_their_size(more: bytes, body: bytes) -> None:
+    """64 such requests would take several milliseconds for each connection that sends them."""
+    engine = FakeEngine()
+    server = started(engine)
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    request = _INFER.partition(b"Content-Length")[0] + more
+    request += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    writer.write(request * 40)
+    await until(lambda: bool(engine.plain.work))
+    assert len(engine.plain.work) < 20
+    await until(lambda: len(engine.plain.work) == 40)
+    writer.close()
+    await server.stop(1)
+
+
+async def test_an_answer_behind_earlier_ones_is_charged() -> None:
+    engine = FakeEngine()
+    server = started(engine)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(_INFER * 2)
+    await until(lambda: len(engine.plain.work) == 2)
+    admission = engine.admission
+    first, second = engine.plain.work
+    before = admission.bytes
+    assert before == 2 * len(_BODY)
+    second.answer(1000, final=True)
+    assert admission.bytes > before + 1000
+    first.answer(1000, final=True)
+    assert (admission.requests, admission.bytes) == (0, 0)
+    assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    writer.close()
+    await server.stop(1)
