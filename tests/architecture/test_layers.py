@@ -8,6 +8,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -86,15 +87,16 @@ def part_of(module: str) -> str | None:
     return found[0] if found else None
 
 
-def imports(path: Path, server: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path, server: Path) -> list[tuple[int, str]]:
     """Line and full name of every imported module; submodules in place of names."""
+    found: list[tuple[int, str]] = []
     package = module_name(path, server).split(".")
     if path.name != "__init__.py":
         package.pop()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             origin = ".".join([*base, *([node.module] if node.module else [])])
@@ -102,7 +104,8 @@ def imports(path: Path, server: Path) -> Iterator[tuple[int, str]]:
                 submodule = f"{origin}.{alias.name}"
                 # The root's names for models are not for the server itself.
                 offered = origin == ROOT and alias.name != "__version__"
-                yield node.lineno, submodule if submodule in NAMES or offered else origin
+                found.append((node.lineno, submodule if submodule in NAMES or offered else origin))
+    return found
 
 
 def complaints(path: Path, server: Path = SERVER) -> Iterator[str]:

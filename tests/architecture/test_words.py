@@ -13,6 +13,8 @@ FORBIDDEN = {
     "Be", "Have", "Know", "Tell", "See", "Whether", "Which", "How", "Where", "When", "Why", "As",
     "So", "There", "Nobody", "Somebody", "Someone", "Nothing", "Something", "Everybody", "Anybody",
 }  # fmt: skip
+# Such a docstring, or a text that looks like one: few files have any, and only those are parsed.
+LIKELY = re.compile(rf"""(?:\"{{3}}|'{{3}})\s*(?:{"|".join(sorted(FORBIDDEN))})\b""")
 # The same for names of tests, which are sentences or noun phrases.
 RIDDLE = re.compile(r"test_(its?|what(ever)?|who(ever)?|which|whether|how|where|why|those)_")
 RECORD = ["Context", "Decision", "Alternatives considered", "Measurements", "Consequences"]
@@ -32,6 +34,8 @@ def python_files() -> Iterator[Path]:
 
 def offenders(text: str) -> Iterator[tuple[int, str]]:
     """Line and summary of each docstring that begins with a forbidden word."""
+    if not LIKELY.search(text):
+        return
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
