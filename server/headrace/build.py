@@ -40,7 +40,7 @@ from headrace.engine.tracing import MakeTraceSink, Tracing
 from headrace.observability.logs import LogControl
 from headrace.observability.machine import Machine
 from headrace.observability.statistics import VersionStatistics
-from headrace.observability.trace_settings import Mode, TraceConfig
+from headrace.observability.trace_settings import TraceConfig, TraceMode
 from headrace.placement.backend import BackendContext, load_backends
 from headrace.placement.cores import core_limit
 from headrace.placement.local.gpus import CudaDriver, GpuReader, Gpus
@@ -67,7 +67,7 @@ TRAFFIC: OptionalPart[type[Traffic]] = OptionalPart("traffic")
 
 def make_tracing(config: TraceConfig) -> Tracing:
     """Create tracing from its configuration; raises `LoadFailed` for a missing dependency."""
-    if config.file or config.mode is not Mode.TRITON:
+    if config.file or config.mode is not TraceMode.TRITON:
         return Tracing(config, TRACES.load()(config))
     if not config.settings.off:
         log.warning("nothing is traced: --trace-config triton,file=PATH says where to")

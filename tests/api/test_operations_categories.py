@@ -7,10 +7,10 @@ import pytest
 from headrace.api.header_rules import DoorRules, HeaderRules, Key
 from headrace.api.operations import OPERATIONS, Category, by_procedure
 from headrace.core.tensors import Buffer
-from headrace.doors.grpc.call import Handlers, Peer, RpcContext, Session
+from headrace.doors.grpc.call import Handlers, Peer, RpcContext, StreamSession
 from headrace.doors.grpc.services import restricted
 from headrace.doors.http.generate import inference_routes
-from headrace.doors.http.infer import Route
+from headrace.doors.http.infer import BareRoute
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.doors.fakes import FakeEngine
 
@@ -28,7 +28,7 @@ def test_the_bare_routes_are_inference() -> None:
     assert all(list(_claiming(routes, form)) for form in forms)
 
 
-def _claiming(routes: list[Route], path: str) -> Iterator[Route]:
+def _claiming(routes: list[BareRoute], path: str) -> Iterator[BareRoute]:
     for route in routes:
         if route.claims("POST", path):
             yield route
@@ -44,7 +44,7 @@ def test_a_procedure_that_is_not_in_the_table_is_not_served() -> None:
     async def unary(data: Buffer, call: RpcContext) -> bytes:
         raise NotImplementedError
 
-    def stream(peer: Peer) -> Session:
+    def stream(peer: Peer) -> StreamSession:
         raise NotImplementedError
 
     check = "/grpc.health.v1.Health/Check"

@@ -17,6 +17,8 @@ FORBIDDEN = {
 LIKELY = re.compile(rf"""(?:\"{{3}}|'{{3}})\s*(?:{"|".join(sorted(FORBIDDEN))})\b""")
 # The same for names of tests, which are sentences or noun phrases.
 RIDDLE = re.compile(r"test_(its?|what(ever)?|who(ever)?|which|whether|how|where|why|those)_")
+# Classes that programs of users name; the engine may use the same term for its own.
+PUBLIC = {"Model", "Tensor"}
 RECORD = ["Context", "Decision", "Alternatives considered", "Measurements", "Consequences"]
 
 
@@ -51,6 +53,17 @@ def test_summaries_name_their_thing() -> None:
         for line, summary in offenders(path.read_text(encoding="utf-8"))
     ]
     assert not found, "\n".join(["docstrings whose summaries name nothing:", *found])
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted((REPOSITORY / "server" / "headrace").rglob("*.py")):
+        if path.parent.name != "pb":
+            for name in re.findall(r"(?m)^ *class (\w+)", path.read_text(encoding="utf-8")):
+                places.setdefault(name, []).append(str(path.relative_to(REPOSITORY)))
+    assert len(places) > 500
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert twice.keys() == PUBLIC, twice
 
 
 def test_names_of_tests_are_no_riddles() -> None:

@@ -9,7 +9,7 @@ import pytest
 from headrace.client import ClientError, InputError
 from headrace.client.tables import table_of
 from headrace.client.transport import Result
-from headrace.client.values import Signature, needs_signature, tensor_of
+from headrace.client.values import ModelSignature, needs_signature, tensor_of
 from headrace.core.call import InferResponse, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array, Tensor
@@ -18,10 +18,10 @@ NAMES = ["sepal_length", "width", "height"]
 KINDS = ("pandas", "pyarrow", "numpy")
 
 
-def matrix_signature(names: list[str] | None = None, datatype: str = "FP32") -> Signature:
+def matrix_signature(names: list[str] | None = None, datatype: str = "FP32") -> ModelSignature:
     """A model whose only input is a matrix, trained with columns of these names."""
     text = "" if names is None else str({"x": names}).replace("'", '"')
-    return Signature.of(
+    return ModelSignature.of(
         {
             "inputs": [{"name": "x", "datatype": datatype, "shape": [-1, 3]}],
             "outputs": [],
@@ -31,13 +31,13 @@ def matrix_signature(names: list[str] | None = None, datatype: str = "FP32") -> 
     )
 
 
-def columns_signature() -> Signature:
+def columns_signature() -> ModelSignature:
     """A model with an input for each column, of which some have one of missing values."""
     inputs = {
         "name": "BYTES", "age": "INT64", "age.null": "BOOL", "size": "FP32",
         "note": "BYTES", "note.null": "BOOL", "debt": "FP64", "debt.null": "BOOL",
     }  # fmt: skip
-    return Signature.of(
+    return ModelSignature.of(
         {
             "inputs": [{"name": n, "datatype": d, "shape": [-1]} for n, d in inputs.items()],
             "outputs": [],

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from headrace.client import AnswerError, InputError
-from headrace.client.values import Declared, Signature, cast, elements, fit, tensor_of
+from headrace.client.values import Declared, ModelSignature, cast, elements, fit, tensor_of
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.tensors import Array
 from tests.protocol.strategies import PROPERTY
@@ -30,18 +30,18 @@ def test_documents() -> None:
         "input": [{"name": "a"}, {"name": "b", "optional": True}],
         "model_transaction_policy": {"decoupled": True},
     }
-    found = Signature.of(_METADATA, config)
+    found = ModelSignature.of(_METADATA, config)
     assert found.inputs["a"] == Declared("a", Datatype.FP32, (-1, 2), True)
     assert found.inputs["b"].optional
     assert found.decoupled
     assert str(found.outputs["c"]) == "c INT8 [-1]"
-    assert not Signature.of(_METADATA, {"max_batch_size": 0}).inputs["a"].rows
-    assert Signature.of(_METADATA, {}).inputs["a"].rows  # by its elements
+    assert not ModelSignature.of(_METADATA, {"max_batch_size": 0}).inputs["a"].rows
+    assert ModelSignature.of(_METADATA, {}).inputs["a"].rows  # by its elements
 
 
 def test_invalid_documents() -> None:
     with pytest.raises(AnswerError):
-        Signature.of({"inputs": [{"name": "a"}], "outputs": []}, {})
+        ModelSignature.of({"inputs": [{"name": "a"}], "outputs": []}, {})
 
 
 @pytest.mark.parametrize(("shape", "declared", "rows", "expected"), [
@@ -116,7 +116,7 @@ def test_casting_raises_nothing_else(array: Array, datatype: Datatype) -> None:
         assert cast(array, datatype).dtype == NUMPY[datatype]
 
 
-SIGNATURE = Signature.of(
+SIGNATURE = ModelSignature.of(
     _METADATA, {"max_batch_size": 4, "input": [{"name": "b", "optional": True}]}
 )
 

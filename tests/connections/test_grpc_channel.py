@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.connections.endpoint import Endpoint
-from headrace.connections.grpc_channel import Channel, ChannelConnection, UnaryCall
+from headrace.connections.grpc_channel import ChannelConnection, GrpcChannel, UnaryCall
 from headrace.core.errors import PayloadTooLarge
 from headrace.core.tensors import Buffer
 from headrace.protocol.grpc import End, Reason
@@ -106,7 +106,7 @@ class Made:
 
     def __init__(self, service: Service) -> None:
         endpoint = Endpoint("s", "grpc", "127.0.0.1", service.port, "localhost")
-        self.channel = Channel(endpoint, None, memoryview(bytearray(1 << 16)))
+        self.channel = GrpcChannel(endpoint, None, memoryview(bytearray(1 << 16)))
         self.loop = asyncio.get_running_loop()
 
     def begin(self, message: Buffer = b"", seconds: float = 10.0) -> Waiting:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from headrace.core.call import Call
 from headrace.engine.chain import count_responses
-from headrace.observability.statistics import Duration, Responses
+from headrace.observability.statistics import Duration, ResponseCounts
 from headrace.scheduling.batch import Deferral, Part
 from tests.scheduling.fakes import Bench, FakeExecution, ManyCall, request, signature, submitted
 
@@ -14,7 +14,7 @@ class Counted:
 
     def __init__(self, bench: Bench | None = None) -> None:
         self.bench = bench or Bench(shape=replace(signature(), decoupled=True))
-        self.responses = Responses()
+        self.responses = ResponseCounts()
         self.submit = count_responses(
             self.responses, self.bench.batcher.submit, now=self.bench.clock.now
         )

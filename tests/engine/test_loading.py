@@ -25,7 +25,7 @@ from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import parse_config
 from headrace.repository.layout import read_model_directory
 from headrace.repository.model_files import Origin, fingerprint, origins
-from headrace.repository.reading import Placement
+from headrace.repository.reading import WantedInstance
 from headrace.scheduling.policy import TimeoutAction
 from tests.models import onnx_graphs
 from tests.models.python_models import IDENTITY as IDENTITY_MODEL
@@ -141,7 +141,7 @@ def test_every_instance_is_warmed_up_also_an_added_one(tmp_path: Path) -> None:
     write_python_model(tmp_path, "m", RECORDER, config)
     model = opened_python(tmp_path)
     version = load_version(model, 1, OPTIONS)
-    more = load_instances(model, 1, version.config, [Placement("m_0_2", None)], False, OPTIONS)
+    more = load_instances(model, 1, version.config, [WantedInstance("m_0_2", None)], False, OPTIONS)
     instances = [*version.instances, *more]
     for instance in instances:
         instance.model.close()
@@ -401,8 +401,8 @@ def test_an_explicit_default_may_differ_from_an_absent_field(model: Path) -> Non
 def test_instances_are_added_and_removed(
     there: str, wanted: str, removed: str, missing: str
 ) -> None:
-    found = resize(list(there), [Placement(name, None) for name in wanted])
-    assert found == (list(removed), [Placement(name, None) for name in missing])
+    found = resize(list(there), [WantedInstance(name, None) for name in wanted])
+    assert found == (list(removed), [WantedInstance(name, None) for name in missing])
 
 
 def test_only_in_place_changes_of_the_configuration_are_applied() -> None:

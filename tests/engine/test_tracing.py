@@ -10,7 +10,7 @@ import pytest
 from headrace.core.call import NO_CONTEXT, Call, CallContext, InferResponse, Submit, Timing
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
 from headrace.engine.tracing import Item, Tracing
-from headrace.observability.trace_settings import Mode, TraceConfig, TraceSettings
+from headrace.observability.trace_settings import TraceConfig, TraceMode, TraceSettings
 from headrace.observability.traces import Trace, read_link
 from tests.engine import worlds
 from tests.engine.worlds import question
@@ -92,7 +92,7 @@ class Kept:
 class World:
     """Tracing with one model."""
 
-    def __init__(self, settings: TraceSettings = ON, mode: Mode = Mode.TRITON) -> None:
+    def __init__(self, settings: TraceSettings = ON, mode: TraceMode = TraceMode.TRITON) -> None:
         self.kept = Kept()
         self.tracing = Tracing(TraceConfig(mode, settings, "file", "url"), self.kept)
         self.tracing.known = lambda name: name == "m"
@@ -249,7 +249,7 @@ def test_an_unknown_trace_is_none(link: str) -> None:
 
 
 def test_contexts_of_clients_decide_before_the_rate_does() -> None:
-    world = World(TraceSettings(timestamps=True, rate=2, count=1), Mode.OPENTELEMETRY)
+    world = World(TraceSettings(timestamps=True, rate=2, count=1), TraceMode.OPENTELEMETRY)
     headers = [{}, {"traceparent": PARENT + "01"}, {"traceparent": PARENT + "00"}]
     for sent in [*headers, *headers]:
         world.submit(Door(sent))
@@ -266,7 +266,7 @@ def test_contexts_of_clients_decide_before_the_rate_does() -> None:
 
 
 def test_invalid_contexts_and_those_without_a_collector_are_ignored() -> None:
-    world = World(ON, Mode.OPENTELEMETRY)
+    world = World(ON, TraceMode.OPENTELEMETRY)
     call = world.accepted(Door({"traceparent": "00-0-0-0"}))
     call.pass_response(a_response(), True)
     [trace] = world.traces()
@@ -289,7 +289,7 @@ def test_settings_of_unknown_models() -> None:
 async def test_a_version_has_a_stage_while_its_model_is_traced(tmp_path: Path) -> None:
     """Plain calls bypass all stages only while there are none."""
     kept = Kept()
-    tracing = Tracing(TraceConfig(Mode.TRITON, TraceSettings(rate=1), "file", "url"), kept)
+    tracing = Tracing(TraceConfig(TraceMode.TRITON, TraceSettings(rate=1), "file", "url"), kept)
     world = worlds.World(tmp_path, tracing=tracing)
     engine = world.engine
     await engine.load_all([world.write("m", "1")])

@@ -16,7 +16,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
-from headrace.ipc.frames import Kind, pack_header
+from headrace.ipc.frames import FrameKind, pack_header
 from tests.faults.chaos import Chaos, Models, eventually, write_models
 from tests.support.server_process import ServerProcess
 from tests.support.watching import Resources
@@ -148,7 +148,7 @@ def test_an_error_is_not_a_crash(chaos: Chaos, command: str) -> None:
 
 @pytest.mark.parametrize("frame", [
     b"\xff" * 4096,
-    pytest.param(pack_header(Kind.RESULT, 3, 0, 0, 1 << 40), marks=pytest.mark.slow),
+    pytest.param(pack_header(FrameKind.RESULT, 3, 0, 0, 1 << 40), marks=pytest.mark.slow),
     pytest.param(pack("<BBxxIIQ", 21, 0, 0, len(_DEEP), 0) + _DEEP, marks=pytest.mark.slow),
 ], ids=["noise", "no_file", "deep"])  # fmt: skip
 def test_a_worker_that_sends_invalid_frames(chaos: Chaos, frame: bytes) -> None:

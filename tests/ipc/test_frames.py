@@ -14,8 +14,8 @@ from headrace.ipc.frames import (
     INLINE,
     MAX_SLOTS,
     BrokenFrame,
+    FrameKind,
     FrameReader,
-    Kind,
     batch_struct,
     frame,
     lay_out,
@@ -124,8 +124,8 @@ def test_blocks(blocks: list[list[bytes]]) -> None:
 
 @given(st.lists(st.binary(max_size=300), min_size=1), st.lists(st.integers(1, 50)))
 def test_frames_in_pieces(metas: list[bytes], cuts: list[int]) -> None:
-    stream = b"".join(frame(Kind.LOG, meta, slot % 2) for slot, meta in enumerate(metas))
-    reader = FrameReader(Kind)
+    stream = b"".join(frame(FrameKind.LOG, meta, slot % 2) for slot, meta in enumerate(metas))
+    reader = FrameReader(FrameKind)
     found = []
     position = 0
     for cut in [*cuts, len(stream)]:
@@ -138,18 +138,20 @@ def test_frames_in_pieces(metas: list[bytes], cuts: list[int]) -> None:
 @given(st.binary(max_size=200))
 def test_invalid_frames(data: bytes) -> None:
     with suppress(BrokenFrame):
-        FrameReader(Kind).feed(data)
+        FrameReader(FrameKind).feed(data)
 
 
 def test_frames_that_a_worker_may_not_send() -> None:
     with pytest.raises(BrokenFrame):
-        FrameReader(Kind, 100).feed(frame(Kind.LOG, bytes(101)))
+        FrameReader(FrameKind, 100).feed(frame(FrameKind.LOG, bytes(101)))
     with pytest.raises(BrokenFrame):
-        FrameReader(Kind, most_number=MAX_SLOTS).feed(frame(Kind.LOG, b"", number=MAX_SLOTS))
+        FrameReader(FrameKind, most_number=MAX_SLOTS).feed(
+            frame(FrameKind.LOG, b"", number=MAX_SLOTS)
+        )
     with pytest.raises(BrokenFrame):
-        FrameReader(Kind).feed(pack_header(Kind.RESULT, 0, 0, 0, INLINE + 1))
-    [(header, meta, data)] = FrameReader(Kind).feed(
-        pack_header(Kind.RESULT, IN_FILE, 1, 0, 1 << 40)
+        FrameReader(FrameKind).feed(pack_header(FrameKind.RESULT, 0, 0, 0, INLINE + 1))
+    [(header, meta, data)] = FrameReader(FrameKind).feed(
+        pack_header(FrameKind.RESULT, IN_FILE, 1, 0, 1 << 40)
     )
     assert (header.data, meta, data) == (1 << 40, b"", b"")
     assert HEADER_SIZE < 64

@@ -11,9 +11,9 @@ import pytest
 from headrace.build import make_tracing
 from headrace.core.errors import InvalidRequest, LoadFailed, ServerError, Unsupported
 from headrace.observability.trace_settings import (
-    Mode,
     SettingsTable,
     TraceConfig,
+    TraceMode,
     TraceSettings,
     old_options,
     read_changes,
@@ -23,7 +23,7 @@ from headrace.observability.trace_settings import (
 ON = TraceSettings(timestamps=True, rate=1)
 
 
-def table(settings: TraceSettings = ON, mode: Mode = Mode.TRITON) -> SettingsTable:
+def table(settings: TraceSettings = ON, mode: TraceMode = TraceMode.TRITON) -> SettingsTable:
     return SettingsTable(TraceConfig(mode, settings, "trace.json"))
 
 
@@ -89,8 +89,8 @@ def test_samplers_that_are_replaced_are_retired() -> None:
     (TraceConfig(file="f"), ON, ""), (TraceConfig(), TraceSettings(), ""),
     (TraceConfig(), ON, "trace file name is not given"),
     (TraceConfig(file="f"), TraceSettings(True, rate=0), "sample rate must be non-zero"),
-    (TraceConfig(Mode.OPENTELEMETRY), TraceSettings(True, rate=0), ""),
-    (TraceConfig(Mode.OPENTELEMETRY), TraceSettings(True, True), "TENSORS is not for mode"),
+    (TraceConfig(TraceMode.OPENTELEMETRY), TraceSettings(True, rate=0), ""),
+    (TraceConfig(TraceMode.OPENTELEMETRY), TraceSettings(True, True), "TENSORS is not for mode"),
 ])  # fmt: skip
 def test_settings_that_cannot_trace(
     config: TraceConfig, settings: TraceSettings, problem: str
@@ -146,7 +146,7 @@ def test_nothing_is_traced_by_default() -> None:
 def test_a_file() -> None:
     texts = ["triton,file=/t.json", "triton,log-frequency=50", "rate=100", "level=TIMESTAMPS"]
     settings = TraceSettings(timestamps=True, rate=100, log_frequency=50)
-    assert read_trace_config(texts) == TraceConfig(Mode.TRITON, settings, "/t.json")
+    assert read_trace_config(texts) == TraceConfig(TraceMode.TRITON, settings, "/t.json")
 
 
 def test_levels_add_up_and_other_values_replace_one_another() -> None:
@@ -158,7 +158,7 @@ def test_levels_add_up_and_other_values_replace_one_another() -> None:
 def test_the_older_options() -> None:
     texts = old_options("t.json", ["MIN"], 7, 5, 3)
     assert read_trace_config(texts) == TraceConfig(
-        Mode.TRITON, TraceSettings(True, False, 7, 5, 3), "t.json"
+        TraceMode.TRITON, TraceSettings(True, False, 7, 5, 3), "t.json"
     )
     assert read_trace_config([*texts, "rate=1"]).settings.rate == 1
 
@@ -234,4 +234,4 @@ def test_the_missing_package_of_a_collector_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(sys.modules, "headrace.plugins.traces.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(LoadFailed, match=r"pip install 'headrace\[otel\]'"):
-        make_tracing(TraceConfig(Mode.OPENTELEMETRY))
+        make_tracing(TraceConfig(TraceMode.OPENTELEMETRY))

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidRequest
-from headrace.protocol.json_text import MAX_VALUES, LongArray, Sizes, parse_json, parse_long
+from headrace.protocol.json_text import MAX_VALUES, LongArray, ScanSizes, parse_json, parse_long
 from tests.protocol.strategies import PROPERTY, memory_within, mutations, outcome
 
-SMALL = Sizes(lifted=4, block=16, piece=8)
+SMALL = ScanSizes(lifted=4, block=16, piece=8)
 elements = (
     st.integers(-9, 10**9)
     | st.floats(allow_nan=False, allow_infinity=False)

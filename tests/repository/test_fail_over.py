@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import parse_config
 from headrace.repository.fail_over import (
-    Entry,
+    FurtherBackend,
     InvalidOrder,
     entry_config,
     needs_files,
@@ -31,7 +31,7 @@ def config(backend: str = "triton", more: str = "", **parameters: str) -> ModelC
     return parse_config(f'name: "m" backend: "{backend}" {given} {more}', "m").config
 
 
-def order(text: str, backend: str = "triton") -> list[Entry]:
+def order(text: str, backend: str = "triton") -> list[FurtherBackend]:
     return read_order(config(backend, fail_over=text), BACKENDS, ["triton"])
 
 
@@ -41,19 +41,21 @@ URL = "grpc://a:1,grpcs://b:2"
 @pytest.mark.parametrize(
     ("backend", "text", "entries"),
     [
-        ("triton", "onnxruntime", [Entry("onnxruntime", "onnxruntime")]),
+        ("triton", "onnxruntime", [FurtherBackend("onnxruntime", "onnxruntime")]),
         (
             "triton", f" {URL} ; onnxruntime;python;",
-            [Entry("triton-2", "triton", URL), Entry("onnxruntime", "onnxruntime"),
-             Entry("python", "python")],
+            [
+                FurtherBackend("triton-2", "triton", URL),
+                FurtherBackend("onnxruntime", "onnxruntime"), FurtherBackend("python", "python"),
+            ],
         ),
         (
             "onnxruntime", f"{URL};grpc://c",
-            [Entry("triton", "triton", URL), Entry("triton-2", "triton", "grpc://c")],
+            [FurtherBackend("triton", "triton", URL), FurtherBackend("triton-2", "triton", "grpc://c")],
         ),
     ],
 )  # fmt: skip
-def test_entries(backend: str, text: str, entries: list[Entry]) -> None:
+def test_entries(backend: str, text: str, entries: list[FurtherBackend]) -> None:
     assert order(text, backend) == entries
     assert needs_files(config(fail_over=text)) == any(not entry.endpoints for entry in entries)
 

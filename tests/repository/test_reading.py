@@ -18,7 +18,7 @@ from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import reading
 from headrace.repository.completion import normalise
 from headrace.repository.config import parse_config
-from headrace.repository.reading import Placement, read_samples
+from headrace.repository.reading import WantedInstance, read_samples
 from headrace.scheduling.overload import DelayBound
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 from tests.repository.files import config_of
@@ -95,7 +95,7 @@ def test_a_model_that_does_not_batch_keeps_its_queues_limits() -> None:
 ])  # fmt: skip
 def test_placements(text: str, placements: list[Any]) -> None:
     config = normalise(config_of('name: "m" ' + text))
-    assert reading.placements(config) == [Placement(*placement) for placement in placements]
+    assert reading.placements(config) == [WantedInstance(*placement) for placement in placements]
 
 
 def test_load_spec() -> None:
@@ -110,13 +110,13 @@ def test_load_spec() -> None:
         } }
     """)  # fmt: skip
     root = Path("/models/m")
-    on_cpu = reading.load_spec(config, root, 3, Placement("m_0", None), 2)
+    on_cpu = reading.load_spec(config, root, 3, WantedInstance("m_0", None), 2)
     assert (on_cpu.model, on_cpu.path, on_cpu.root) == ("m", root / "3" / "model.onnx", root)
     assert on_cpu.parameters == {"execution_mode": "1"}
     assert (on_cpu.graph_level, on_cpu.threads) == (2, 2)
     assert (on_cpu.accelerators, on_cpu.device) == ((("openvino", {}),), None)
     assert on_cpu.group == 0
-    on_gpu = reading.load_spec(config, root, 3, Placement("m_0", 1, 4), 2)
+    on_gpu = reading.load_spec(config, root, 3, WantedInstance("m_0", 1, 4), 2)
     assert on_gpu.accelerators == (("tensorrt", {"precision_mode": "FP16"}), ("cuda", {}))
     assert (on_gpu.device, on_gpu.group) == (1, 4)
 

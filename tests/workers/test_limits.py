@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headrace.workers.limits import Limits
+from headrace.workers.limits import WorkerLimits
 
 _TELL = """
 import json, os, resource, sys
@@ -20,7 +20,7 @@ print(json.dumps([
 """
 
 
-def applied(limits: Limits) -> list[object]:
+def applied(limits: WorkerLimits) -> list[object]:
     found = subprocess.run(
         [sys.executable, "-c", _TELL, limits.encode()], capture_output=True, check=True, text=True
     )
@@ -29,8 +29,8 @@ def applied(limits: Limits) -> list[object]:
 
 
 def test_limits_are_the_process_own() -> None:
-    nice, data, files, score = applied(Limits(3, 512 << 20, 64))
-    plain_nice, plain_data, plain_files, _ = applied(Limits())
+    nice, data, files, score = applied(WorkerLimits(3, 512 << 20, 64))
+    plain_nice, plain_data, plain_files, _ = applied(WorkerLimits())
     assert isinstance(plain_nice, int)
     assert nice == min(plain_nice + 3, 19)
     assert data == [512 << 20] * 2 != plain_data

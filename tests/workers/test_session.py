@@ -14,9 +14,9 @@ import pytest
 from headrace.ipc.elements import Buffer
 from headrace.ipc.frames import (
     BrokenFrame,
+    FrameKind,
     FrameReader,
     Header,
-    Kind,
     batch_struct,
     frame,
     pack_request,
@@ -38,14 +38,14 @@ class Server:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self._reader = FrameReader(Kind)
-        self._frames: list[tuple[Header[Kind], bytes, Buffer]] = []
+        self._reader = FrameReader(FrameKind)
+        self._frames: list[tuple[Header[FrameKind], bytes, Buffer]] = []
 
-    def send(self, kind: Kind, meta: bytes = b"") -> None:
+    def send(self, kind: FrameKind, meta: bytes = b"") -> None:
         """Send a frame."""
         self.sock.sendall(frame(kind, meta))
 
-    def receive(self) -> tuple[Kind, dict[str, Any]]:
+    def receive(self) -> tuple[FrameKind, dict[str, Any]]:
         """The next frame and its JSON."""
         while not self._frames:
             self._frames = self._reader.feed(self.sock.recv(65_536))
@@ -55,7 +55,7 @@ class Server:
     def reply(self, number: int, final: bool = True, **told: object) -> None:
         """Reply to a call."""
         document = {"call": number, "final": final, "sizes": [], **told}
-        self.send(Kind.REPLY, json.dumps(document).encode())
+        self.send(FrameKind.REPLY, json.dumps(document).encode())
 
 
 @contextmanager
@@ -82,9 +82,9 @@ def request(model: str = "m") -> InferenceRequest:
 def test_waiting_for_a_batch() -> None:
     with connected() as (session, server):
         meta = batch_struct(1, 0).pack(1, 0, 0, 0, 1, 1)
-        server.send(Kind.EXECUTE, meta)
+        server.send(FrameKind.EXECUTE, meta)
         session.wait(lambda: session.batches)
-        assert session.batches[0][0].kind is Kind.EXECUTE
+        assert session.batches[0][0].kind is FrameKind.EXECUTE
 
 
 def test_threads_get_their_replies_while_another_waits_for_a_batch() -> None:
@@ -94,14 +94,14 @@ def test_threads_get_their_replies_while_another_waits_for_a_batch() -> None:
         numbers = {}
         for _ in calls:
             kind, told = server.receive()
-            assert kind is Kind.CALL
+            assert kind is FrameKind.CALL
             numbers[told["model"]] = told["call"]
         for name in ("2", "0", "1"):
             server.reply(numbers[name], **empty(name=name))
         found = [json.loads(call.result(30).parameters())["name"] for call in calls]
         assert found == ["0", "1", "2"]
         assert not main.done()
-        server.send(Kind.EXECUTE, batch_struct(1, 0).pack(1, 0, 0, 0, 1, 1))
+        server.send(FrameKind.EXECUTE, batch_struct(1, 0).pack(1, 0, 0, 0, 1, 1))
         main.result(30)
 
 
@@ -153,7 +153,7 @@ def test_unread_responses_are_cancelled() -> None:
         responses = session.exec(request(), True)
         _, told = server.receive()
         del responses
-        assert server.receive() == (Kind.DROP_CALL, {"call": told["call"], "answers": False})
+        assert server.receive() == (FrameKind.DROP_CALL, {"call": told["call"], "answers": False})
 
 
 def test_a_cancelled_call_goes_on_until_the_other_model_ends_it() -> None:
@@ -162,7 +162,7 @@ def test_a_cancelled_call_goes_on_until_the_other_model_ends_it() -> None:
         _, told = server.receive()
         server.reply(told["call"], final=False, **empty(n=1))
         responses.cancel()
-        assert server.receive() == (Kind.DROP_CALL, {"call": told["call"], "answers": True})
+        assert server.receive() == (FrameKind.DROP_CALL, {"call": told["call"], "answers": True})
         server.reply(told["call"], response={"error": [TritonError.CANCELLED, "called off"]})
         first, last = responses
         assert json.loads(first.parameters()) == {"n": 1}
@@ -251,14 +251,14 @@ def sender_of(session: Session, number: int = 5) -> InferenceResponseSender:
 
 def test_a_sender_waits_while_nobody_reads() -> None:
     with connected() as (session, server), ThreadPoolExecutor(1) as pool:
-        server.send(Kind.HOLD, pack_request(5, True))
+        server.send(FrameKind.HOLD, pack_request(5, True))
         sender = sender_of(session)
         sending = pool.submit(sender.send, InferenceResponse([]))
-        server.send(Kind.HOLD, pack_request(6, False))
-        server.send(Kind.HOLD, pack_request(5, False))
+        server.send(FrameKind.HOLD, pack_request(6, False))
+        server.send(FrameKind.HOLD, pack_request(5, False))
         sending.result(30)
         kind, told = server.receive()
-        assert (kind, told["request"], told["final"]) == (Kind.RESPONSE, 5, False)
+        assert (kind, told["request"], told["final"]) == (FrameKind.RESPONSE, 5, False)
         sender.send(flags=1)
         assert server.receive()[1] == {"request": 5, "final": True, "sizes": []}
 
@@ -266,13 +266,13 @@ def test_a_sender_waits_while_nobody_reads() -> None:
 def test_a_sender_waits_on_an_event_loop() -> None:
     async def send(session: Session, server: Server) -> None:
         loop = asyncio.get_running_loop()
-        server.send(Kind.HOLD, pack_request(5, True))
+        server.send(FrameKind.HOLD, pack_request(5, True))
         sender = sender_of(session)
         sending = asyncio.ensure_future(sender.asend(InferenceResponse([])))
         await asyncio.sleep(0)
         assert not sending.done()
         loop.add_reader(session.fileno(), session.poll)
-        server.send(Kind.HOLD, pack_request(5, False))
+        server.send(FrameKind.HOLD, pack_request(5, False))
         await sending
         loop.remove_reader(session.fileno())
         await sender.asend(flags=1)
@@ -286,7 +286,7 @@ def test_responses_without_a_client_are_not_sent() -> None:
     with connected() as (session, server):
         sender = sender_of(session)
         assert not sender.is_cancelled()
-        server.send(Kind.CANCEL, pack_request(5))
+        server.send(FrameKind.CANCEL, pack_request(5))
         assert sender.is_cancelled()
         sender.send(InferenceResponse([Tensor("y", np.zeros(1))]))
         sender.send(InferenceResponse([Tensor("y", np.zeros(1))]), 1)
@@ -304,6 +304,6 @@ def test_large_data_have_their_own_file() -> None:
         sender = sender_of(session)
         sender.send(InferenceResponse([Tensor("y", np.zeros(1 << 20, np.uint8))]), 1)
         data, files, _, _ = socket.recv_fds(server.sock, 65_536, 4)
-        [(header, meta, _)] = FrameReader(Kind).feed(data)
+        [(header, meta, _)] = FrameReader(FrameKind).feed(data)
         assert (header.data, len(files)) == (1 << 20, 1)
         assert json.loads(meta)["sizes"] == [1 << 20]

@@ -34,7 +34,7 @@ class Argument(NamedTuple):
     keywords: dict[str, Any]
 
 
-class Group(NamedTuple):
+class OptionGroup(NamedTuple):
     """Options under a title of their own in the help."""
 
     title: str
@@ -75,7 +75,7 @@ class Command:
     help: str
     run: Run | None = None
     options: Sequence[Argument] = ()
-    groups: Sequence[Group] = ()
+    groups: Sequence[OptionGroup] = ()
     actions: Sequence["Command"] = ()
     description: str | None = None
     epilog: str | None = None

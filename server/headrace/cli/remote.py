@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.command import EXIT_FAILURE, Argument, Command, CommandParser, Group, option
+from headrace.cli.command import EXIT_FAILURE, Argument, Command, CommandParser, OptionGroup, option
 from headrace.client import ClientError, ConnectionFailed, StatusError
 from headrace.client.address import DEFAULT_URL, Address
 from headrace.settings import URL_ENV
@@ -40,7 +40,7 @@ def remote_command(
     *options: Argument,
     timeout: float = TIMEOUT_SECS,
     as_json: str = "print one JSON document",
-    groups: Sequence[Group] = (),
+    groups: Sequence[OptionGroup] = (),
     **texts: Any,
 ) -> Command:
     """A command that calls `action` with a client of the server named by its options.
@@ -66,7 +66,7 @@ def remote_command(
         name=name,
         run=partial(_run, action),
         options=(*options, option("--json", as_json)),
-        groups=(*groups, Group("server", server)),
+        groups=(*groups, OptionGroup("server", server)),
         **texts,
     )
 

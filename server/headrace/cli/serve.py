@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from headrace.cli.command import EXIT_USAGE, Argument, Command, Group, option, take_sources
+from headrace.cli.command import EXIT_USAGE, Argument, Command, OptionGroup, option, take_sources
 from headrace.core.process import make_private
 from headrace.options import SettingsError, Value
 from headrace.settings import (
@@ -218,7 +218,7 @@ SERVE = Command(
         ),
     ),
     groups=[
-        Group(title, [Argument(*setting.argument()) for setting in settings])
+        OptionGroup(title, [Argument(*setting.argument()) for setting in settings])
         for title, settings in SECTIONS.items()
     ],
     run=_serve,

@@ -27,7 +27,7 @@ from headrace.client.address import DEFAULT_URL, Address
 from headrace.client.division import PARTS_AT_ONCE, divided, joined
 from headrace.client.tables import ArrowStream
 from headrace.client.transport import InferRequest, Result, Transport
-from headrace.client.values import Signature, needs_signature, tensor_of
+from headrace.client.values import ModelSignature, needs_signature, tensor_of
 from headrace.core.call import Parameter
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor
@@ -51,7 +51,7 @@ class AsyncModels:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._signatures: dict[tuple[str, str], Signature] = {}
+        self._signatures: dict[tuple[str, str], ModelSignature] = {}
 
     @property
     def _place(self) -> str:
@@ -181,14 +181,14 @@ class AsyncModels:
             async for response in responses:
                 yield response
 
-    async def signature(self, model: str, version: str = "", fresh: bool = False) -> Signature:
+    async def signature(self, model: str, version: str = "", fresh: bool = False) -> ModelSignature:
         """The inputs and outputs of a model, from the client's cache unless `fresh`."""
         known = None if fresh else self._signatures.get((model, version))
         if known is None:
             metadata, config = await asyncio.gather(
                 self.model_metadata(model, version), self._config(model, version)
             )
-            known = self._signatures[model, version] = Signature.of(metadata, config)
+            known = self._signatures[model, version] = ModelSignature.of(metadata, config)
         return known
 
     async def tensors(self, model: str, inputs: Inputs, version: str = "") -> list[Tensor]:
@@ -459,7 +459,7 @@ class AsyncModel:
             async for result in results:
                 yield result
 
-    async def signature(self) -> Signature:
+    async def signature(self) -> ModelSignature:
         """The declared inputs and outputs."""
         return await self._client.signature(self.name, self.version)
 

@@ -20,8 +20,8 @@ from headrace.client.transport import (
     late,
     not_connected,
 )
-from headrace.client.values import Signature
-from headrace.connections.grpc_channel import Channel, RequestHeads, StreamCall, receive_buffer
+from headrace.client.values import ModelSignature
+from headrace.connections.grpc_channel import GrpcChannel, RequestHeads, StreamCall, receive_buffer
 from headrace.core.call import InferResponse, Timing
 from headrace.core.datatypes import BY_NUMPY
 from headrace.core.errors import InvalidRequest
@@ -58,7 +58,7 @@ class GrpcTransport:
         header_text(headers)  # validates metadata, too
         endpoint = endpoint_of(address)
         self._address = address
-        self._channel = Channel(endpoint, tls, receive_buffer(), MAX_MESSAGE)
+        self._channel = GrpcChannel(endpoint, tls, receive_buffer(), MAX_MESSAGE)
         self._heads = RequestHeads(endpoint, list(headers.items()))
         self._messages: dict[tuple[str, str], RemoteMessages] = {}
         self._reader = AnswerReader()
@@ -86,7 +86,7 @@ class GrpcTransport:
         return self._response(await self._ask(operation, self._message(request), seconds))
 
     async def stream(
-        self, request: InferRequest, signature: Signature, seconds: float
+        self, request: InferRequest, signature: ModelSignature, seconds: float
     ) -> AsyncGenerator[InferResponse, None]:
         """The responses to a request."""
         head = self._heads.head(NAMED["ModelStreamInfer"].procedure.encode())

@@ -22,9 +22,9 @@ from headrace.client.transport import (
     late,
     not_connected,
 )
-from headrace.client.values import Declared, Signature, elements, fit
+from headrace.client.values import Declared, ModelSignature, elements, fit
 from headrace.connections.http_pool import (
-    Disconnected,
+    ConnectionLost,
     HttpPool,
     NoAnswer,
     NotConnected,
@@ -93,7 +93,7 @@ class HttpTransport:
         return read_response(await self._ask(asked, seconds))
 
     async def stream(
-        self, request: InferRequest, signature: Signature, seconds: float
+        self, request: InferRequest, signature: ModelSignature, seconds: float
     ) -> AsyncGenerator[InferResponse, None]:
         """The responses to a request, as flat JSON, which has no shapes."""
         document = flat_document(request.inputs, request.parameters, request.id)
@@ -139,7 +139,7 @@ class HttpTransport:
     async def _ask(self, request: HttpRequest, seconds: float) -> HttpResponse:
         try:
             return await self._pool.ask(request_pieces(request, self._common), seconds)
-        except (NotConnected, Disconnected, NoAnswer, InvalidRequest) as error:
+        except (NotConnected, ConnectionLost, NoAnswer, InvalidRequest) as error:
             raise self._explained(error, seconds) from error.__cause__
 
     async def _events(self, request: HttpRequest, seconds: float) -> AsyncGenerator[bytes, None]:
@@ -183,7 +183,7 @@ class HttpTransport:
                 return late(self._address, seconds)
             case NotConnected():
                 return not_connected(self._address, str(error))
-            case Disconnected():
+            case ConnectionLost():
                 return hung_up(self._address)
         return AnswerError(f"what answers at {self._address} does not speak HTTP")
 
@@ -221,7 +221,9 @@ def _plain(name: str, item: Any) -> Any:
         ) from None
 
 
-def _response_of(document: Document, request: InferRequest, signature: Signature) -> InferResponse:
+def _response_of(
+    document: Document, request: InferRequest, signature: ModelSignature
+) -> InferResponse:
     """Decode a response of flat JSON; raises `AnswerError`."""
     wanted = request.outputs or signature.outputs
     names = [name for name in signature.outputs if name in wanted and name in document]

@@ -27,7 +27,7 @@ class ArrowStream(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ColumnTable:
     """Columns of equal length by name, in order; each is something that `column_of` reads.
 
     Unless `named`, the names are positions, and the order is the model's.
@@ -64,12 +64,12 @@ class Table:
         return [(name, known[name]) for name in names]
 
 
-def table_of(value: object) -> Table | None:
+def table_of(value: object) -> ColumnTable | None:
     """A table, data frame or structured array as a table; None for anything else.
 
     Raises `InputError` for columns with one name, and if pyarrow is needed and missing.
     """
-    if isinstance(value, Table):
+    if isinstance(value, ColumnTable):
         return value
     if isinstance(value, list | tuple | str | bytes | int | float):  # without slower checks
         return None
@@ -78,7 +78,7 @@ def table_of(value: object) -> Table | None:
         if names is None:
             return None
         items = np.atleast_1d(value)
-        return Table({name: items[name] for name in names}, len(items))
+        return ColumnTable({name: items[name] for name in names}, len(items))
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(value, pandas.DataFrame):
         frame: Any = value
@@ -102,7 +102,7 @@ def is_labelled(value: object) -> bool:
     return isinstance(first, pandas.Series) and all(isinstance(one, str) for one in first.index)
 
 
-def rows_of(value: object, names: Sequence[str]) -> Table | None:
+def rows_of(value: object, names: Sequence[str]) -> ColumnTable | None:
     """Rows of a pandas frame as a table, if one of the labels is among several `names`.
 
     Raises `InputError` for rows with different labels.
@@ -151,12 +151,12 @@ def column_of(value: object) -> tuple[Array, Array | None] | None:
     return None
 
 
-def _table(names: Sequence[str], columns: Sequence[Any], rows: int) -> Table:
+def _table(names: Sequence[str], columns: Sequence[Any], rows: int) -> ColumnTable:
     found = dict(zip(names, columns, strict=True))
     if len(found) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"the table has several columns '{twice}'")
-    return Table(found, rows)
+    return ColumnTable(found, rows)
 
 
 def _is_pandas(value: object) -> bool:

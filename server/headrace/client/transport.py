@@ -11,7 +11,7 @@ import numpy as np
 from headrace.api.operations import Document, Operation
 from headrace.client import ClientError, ConnectionFailed, InputError, TimedOut
 from headrace.client.address import Address
-from headrace.client.values import Signature, arrays_of
+from headrace.client.values import ModelSignature, arrays_of
 from headrace.connections.endpoint import Endpoint
 from headrace.core.call import InferResponse, Parameter
 from headrace.core.errors import InvalidRequest
@@ -141,7 +141,7 @@ class Transport(Protocol):
         """The response to a request."""
 
     def stream(
-        self, request: InferRequest, signature: Signature, seconds: float
+        self, request: InferRequest, signature: ModelSignature, seconds: float
     ) -> AsyncGenerator[InferResponse, None]:
         """The responses to a request."""
 

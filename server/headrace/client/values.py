@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from headrace.client import AnswerError, InputError
-from headrace.client.tables import Table, column_of, is_labelled, rows_of, table_of
+from headrace.client.tables import ColumnTable, column_of, is_labelled, rows_of, table_of
 from headrace.core.columns import COLUMNS, columns_by_input
 from headrace.core.datatypes import BY_NAME, BY_NUMPY, NUMPY, Datatype
 from headrace.core.signature import fits
@@ -43,7 +43,7 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class ModelSignature:
     """A model's inputs and outputs by name; `decoupled` if it may answer more than once.
 
     A request may have `most_rows`; 0 if unknown, or without rows.
@@ -119,7 +119,7 @@ class Signature:
             f" got {type(given).__name__}; its inputs: {known}"
         )
 
-    def _is_matrix(self, table: Table) -> bool:
+    def _is_matrix(self, table: ColumnTable) -> bool:
         """True if a table is the only input itself, False if it has a column for each."""
         if len(self.inputs) != 1:
             return False

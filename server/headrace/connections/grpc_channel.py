@@ -182,7 +182,7 @@ class ChannelCall(ClientCall):
 
     def __init__(
         self,
-        channel: "Channel",
+        channel: "GrpcChannel",
         head: bytes,
         message: list[Buffer],
         seconds: float = 0.0,
@@ -295,7 +295,7 @@ class StreamCall(ChannelCall):
             self.connection.release(self)
 
 
-class Channel:
+class GrpcChannel:
     """Calls to one address. Must be created on the running loop."""
 
     def __init__(

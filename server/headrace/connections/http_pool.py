@@ -27,7 +27,7 @@ class NotConnected(Exception):
     """No connection could be made, and nothing was sent."""
 
 
-class Disconnected(Exception):
+class ConnectionLost(Exception):
     """The connection was lost before its answer was complete."""
 
 
@@ -94,7 +94,7 @@ class HttpPool:
     async def ask(self, pieces: Sequence[Buffer], seconds: float) -> HttpResponse:
         """The response to a request, within `seconds`; 0: no limit.
 
-        Raises `NotConnected`, `Disconnected`, `NoAnswer`, or `InvalidRequest` for a malformed
+        Raises `NotConnected`, `ConnectionLost`, `NoAnswer`, or `InvalidRequest` for a malformed
         response. Cancelling the wait closes the connection.
         """
         begun = self._loop.time()
@@ -259,7 +259,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             whole = None if error is not None else self._reader.closed()
             # After an answer, a wrong port is not the reason.
             why = "closed by the server" if self.idle_since else CLOSED.format("HTTP")
-            self._finish(whole or Disconnected(connect_error(error) if error else why))
+            self._finish(whole or ConnectionLost(connect_error(error) if error else why))
 
     # --- the end of a request, and of the connection with it
 

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from headrace.api.header_rules import DoorRules, HeaderRules
 from headrace.core.plugins import OptionalPart
-from headrace.doors.grpc.call import BindingServer, Handlers, Server
+from headrace.doors.grpc.call import BindingServer, GrpcServer, Handlers
 from headrace.doors.grpc.native.server import NativeServer
 from headrace.doors.grpc.options import GrpcOptions, TlsFiles
 from headrace.doors.http.connection import FastPath
@@ -72,7 +72,7 @@ class ClientDoors:
         self._limit = config.max_request_bytes
         self._access_log = config.access_log
         self._http: HttpServer | None = None
-        self._grpc: Server | None = None
+        self._grpc: GrpcServer | None = None
         self._tls: TlsFiles | None = None
 
     def open_http(

@@ -16,7 +16,7 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor, brackets, concatenated
 from headrace.engine.shared_memory import Expect, placeholders
 from headrace.engine.workbench import Job, Workbench
-from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS, Histogram, Responses
+from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS, Histogram, ResponseCounts
 from headrace.protocol.classification import classify_outputs
 from headrace.protocol.elements import uncharged
 from headrace.protocol.status import INTERNAL_TEXT
@@ -166,7 +166,7 @@ class _Classifying(Stage):
 
 
 def count_responses(
-    responses: Responses,
+    responses: ResponseCounts,
     submit: Submit,
     bounds: Sequence[float] = FIRST_RESPONSE_BOUNDS,
     now: Callable[[], int] = monotonic_ns,
@@ -191,7 +191,7 @@ class _Counted(Stage):
 
     __slots__ = ("_came", "_ended", "_now", "_ordinal", "_responses")
 
-    def __init__(self, responses: Responses, now: Callable[[], int]) -> None:
+    def __init__(self, responses: ResponseCounts, now: Callable[[], int]) -> None:
         self._responses = responses
         self._now = now
         self._ordinal = 0  # ordinal of the next response

@@ -43,7 +43,7 @@ from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile, refuse
 from headrace.repository.layout import ModelSource
 from headrace.repository.model_files import Origin, content_of
-from headrace.repository.reading import Placement, read_labels, read_samples
+from headrace.repository.reading import WantedInstance, read_labels, read_samples
 from headrace.repository.store import Lease
 from headrace.repository.validation import TRAFFIC
 from headrace.scheduling.policy import SchedulingPolicy
@@ -195,7 +195,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     early = opened.config if elsewhere else completion.normalise(opened.config)
     further = opened.label not in ("", early.backend)
     name = f"{early.name}_{opened.label}" if further else early.name
-    placements = [Placement(f"{name}_0", None)] if elsewhere else reading.placements(early)
+    placements = [WantedInstance(f"{name}_0", None)] if elsewhere else reading.placements(early)
     wanted = reading.execution(early)
     threads = threads_for(len(placements), options.cores)
     loaded: list[LoadedInstance] = []
@@ -263,7 +263,7 @@ def load_instances(
     opened: Opened,
     version: int,
     config: ModelConfig,
-    placements: Sequence[reading.Placement],
+    placements: Sequence[reading.WantedInstance],
     inline: bool,
     options: LoadOptions,
 ) -> list[LoadedInstance]:
@@ -285,7 +285,7 @@ def _load_copy(
     opened: Opened,
     spec: LoadSpec,
     config: ModelConfig,
-    placement: reading.Placement,
+    placement: reading.WantedInstance,
     samples: Sequence[Sample],
     options: LoadOptions,
 ) -> LoadedInstance:
@@ -378,7 +378,7 @@ def _spec(
     source: ModelSource,
     config: ModelConfig,
     version: int,
-    placement: reading.Placement,
+    placement: reading.WantedInstance,
     threads: int,
     options: LoadOptions,
 ) -> LoadSpec:
@@ -491,7 +491,7 @@ class _Loading:
     def _look(self) -> str:
         """The label of an absent backend that can be loaded now; "" for none."""
         for label, (tier, _) in self._absent.items():
-            placement = reading.Placement(tier.source.name, None)
+            placement = reading.WantedInstance(tier.source.name, None)
             spec = reading.load_spec(tier.config, tier.source.path, self._version, placement, 1)
             with suppress(RepositoryError):
                 tier.backend.load(spec).close()
@@ -588,14 +588,14 @@ def _completes(serving: LoadedVersion, opened: Opened, origin: Origin) -> bool:
 
 
 def resize(
-    names: Sequence[str], placements: Sequence[Placement]
-) -> tuple[list[str], list[Placement]]:
+    names: Sequence[str], placements: Sequence[WantedInstance]
+) -> tuple[list[str], list[WantedInstance]]:
     """The names of surplus instances, and the missing placements; all are on the CPU.
 
     Instances with wanted names stay, then as many others as are wanted in total.
     """
     there = Counter(names)
-    missing: list[Placement] = []
+    missing: list[WantedInstance] = []
     for placement in placements:
         if there[placement.name]:
             there[placement.name] -= 1

@@ -27,7 +27,7 @@ from headrace.protocol.status import INTERNAL_TEXT
 log = logging.getLogger(__name__)
 
 
-class Control(Protocol):
+class ModelControl(Protocol):
     """Model control."""
 
     async def load(self, name: str, parameters: LoadParameters, waiter: str = "") -> None:
@@ -41,7 +41,7 @@ class Models(Protocol):
     """All models of the server."""
 
     @property
-    def control(self) -> Control:
+    def control(self) -> ModelControl:
         """Model control."""
 
     def find(self, name: str, version: str = "") -> Router:

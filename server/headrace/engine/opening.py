@@ -179,7 +179,7 @@ def _further(
     config: ModelConfig,
     backends: Mapping[str, Backend],
     filenames: Sequence[str],
-) -> list[tuple[fail_over.Entry, ModelConfig]]:
+) -> list[tuple[fail_over.FurtherBackend, ModelConfig]]:
     """The further backends, and the model's configuration for each."""
     remote = [name for name, known in backends.items() if not known.places_instances]
     try:

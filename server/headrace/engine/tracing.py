@@ -18,10 +18,10 @@ from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.core.errors import Cancelled, InvalidRequest, ServerError
 from headrace.engine.entrance import CONTEXT_HEADERS, Target
 from headrace.observability.trace_settings import (
-    Mode,
     Sampler,
     SettingsTable,
     TraceConfig,
+    TraceMode,
     read_changes,
 )
 from headrace.observability.traces import (
@@ -241,7 +241,7 @@ class Tracing:
             "trace_rate": [str(settings.rate)],
             "trace_count": [str(settings.count)],
         }
-        if self._config.mode is Mode.TRITON:
+        if self._config.mode is TraceMode.TRITON:
             document["log_frequency"] = [str(settings.log_frequency)]
         document["trace_mode"] = [self._config.mode.value]
         return document | self._config.options
@@ -285,12 +285,12 @@ class Tracing:
         settings = sampler.settings
         if self._sink is None or settings.off or self._config.problem(settings):
             return False
-        return self._config.mode is Mode.OPENTELEMETRY or not sampler.spent
+        return self._config.mode is TraceMode.OPENTELEMETRY or not sampler.spent
 
     @property
     def takes_contexts(self) -> bool:
         """True if clients' trace contexts are continued."""
-        return self._config.mode is Mode.OPENTELEMETRY
+        return self._config.mode is TraceMode.OPENTELEMETRY
 
     def begin(
         self, sampler: Sampler, request: Call, door: str, context: TraceContext | None

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from headrace.ipc.elements import Buffer
-from headrace.ipc.frames import Header, Kind
+from headrace.ipc.frames import FrameKind, Header
 
 # A frame: its header, meta and data, or what is received of the latter if it is in a slot's file.
-Received = tuple[Header[Kind], bytes, Buffer]
+Received = tuple[Header[FrameKind], bytes, Buffer]
 
 READ = 64 << 10  # bytes; Python allocates as many each time, and large allocations are slow
 SPACE = socket.CMSG_SPACE(4 * 253)  # for the maximum of files per message

@@ -124,7 +124,7 @@ def frame(
     return pack_header(kind, flags, number, len(meta), len(data)) + meta + data
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kind of a frame to or from a worker."""
 
     # To the worker.
@@ -158,8 +158,10 @@ class Kind(IntEnum):
 
 
 # What is looked up for each batch: in the class that takes as long as a call of a method.
-EXECUTE, RESULT, BACK, LOG = Kind.EXECUTE, Kind.RESULT, Kind.BACK, Kind.LOG
-ANSWERS = frozenset({Kind.RESULT, Kind.RESPONSES, Kind.BROKEN})  # frames that end a batch
+EXECUTE, RESULT, BACK, LOG = FrameKind.EXECUTE, FrameKind.RESULT, FrameKind.BACK, FrameKind.LOG
+ANSWERS = frozenset(
+    {FrameKind.RESULT, FrameKind.RESPONSES, FrameKind.BROKEN}
+)  # frames that end a batch
 # Flags beside `IN_FILE`: the file is passed along; its number in the slot is flags // WHICH % 4;
 # the other end's files still referred to, each KEPT << number; no other files are.
 NEW_FILE, WHICH, KEPT, ALONE = 2, 4, 16, 128

@@ -28,8 +28,8 @@ from headrace.ipc.frames import (
     NEW_FILE,
     WHICH,
     BrokenFrame,
+    FrameKind,
     Header,
-    Kind,
 )
 
 _AT_ONCE = 1000  # buffers per system call
@@ -297,7 +297,7 @@ class BatchFiles:
     Only with few slots are their files kept for the next batch, which bounds the memory.
     """
 
-    def __init__(self, batches: Collection[Kind]) -> None:
+    def __init__(self, batches: Collection[FrameKind]) -> None:
         """Received frames of the kinds `batches` concern the batch of a slot."""
         self.slots: dict[int, SlotFiles] = {}  # slots with large batches
         self._batches = batches
@@ -308,7 +308,7 @@ class BatchFiles:
             return IN_FILE | NEW_FILE, write_file(pieces, size)
         return self._of(slot).put(pieces, size)
 
-    def take(self, header: Header[Kind], data: Buffer, files: deque[int]) -> Buffer:
+    def take(self, header: Header[FrameKind], data: Buffer, files: deque[int]) -> Buffer:
         """The data of a received frame, whose files are the first of `files`.
 
         Data of a batch in kept files stays there, for `data`. Raises `OSError`, `IndexError` or
@@ -324,13 +324,13 @@ class BatchFiles:
                 kept.take(flags, files.popleft())
         return data
 
-    def data(self, header: Header[Kind], data: Buffer) -> Buffer:
+    def data(self, header: Header[FrameKind], data: Buffer) -> Buffer:
         """The data of a frame; `data` is the result of `take`. Raises `BrokenFrame`."""
         if header.flags & IN_FILE and self._keeps(header):
             return self._of(header.number).data(header.flags, header.data)
         return data
 
-    def _keeps(self, header: Header[Kind]) -> bool:
+    def _keeps(self, header: Header[FrameKind]) -> bool:
         return header.number < KEEPING and header.kind in self._batches
 
     def _of(self, slot: int) -> SlotFiles:

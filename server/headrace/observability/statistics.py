@@ -122,7 +122,7 @@ class ResponseCounters:
         self.cancel = Duration()
 
 
-class Responses:
+class ResponseCounts:
     """The response counters of a decoupled version.
 
     `ordinals` are unordered. `first` is set for decoupled versions.
@@ -240,7 +240,7 @@ class VersionStatistics:
         self.request_histogram = Histogram()
         self._histograms = self.compute_histogram, self.queue_histogram, self.request_histogram
         self.paused_histogram = Histogram()  # compute times extended by clients that did not read
-        self.responses = Responses()
+        self.responses = ResponseCounts()
         self.backends: dict[str, BackendCounts] = {}  # by name, for a model with several backends
         self.ended_runs: Counter[str] = Counter()  # terminated runs in this process, by reason
         self.endpoints: dict[str, EndpointCounts] = {}  # by name, for an upstream model

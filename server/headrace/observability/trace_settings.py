@@ -54,7 +54,7 @@ _COLLECTOR = {
 _URL_VARIABLE, _BASE_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
-class Mode(StrEnum):
+class TraceMode(StrEnum):
     """The form of traces."""
 
     TRITON = "triton"  # a JSON file, in the form that Triton's tools read
@@ -64,8 +64,8 @@ class Mode(StrEnum):
 # The keys of the command line by mode; "" for general ones.
 _MODE_KEYS: dict[str, tuple[str, ...]] = {
     "": ("level", "rate", "count", "mode"),
-    Mode.TRITON: ("file", "log-frequency"),
-    Mode.OPENTELEMETRY: ("url", "resource", *_COLLECTOR),
+    TraceMode.TRITON: ("file", "log-frequency"),
+    TraceMode.OPENTELEMETRY: ("url", "resource", *_COLLECTOR),
 }
 
 
@@ -102,7 +102,7 @@ class TraceConfig:
     `options` are further settings of the mode, in the order of its documentation.
     """
 
-    mode: Mode = Mode.TRITON
+    mode: TraceMode = TraceMode.TRITON
     settings: TraceSettings = TraceSettings()
     file: str = ""
     url: str = ""
@@ -114,7 +114,7 @@ class TraceConfig:
     @property
     def options(self) -> dict[str, list[str]]:
         """The options of the mode under the protocol's names."""
-        if self.mode is Mode.TRITON:
+        if self.mode is TraceMode.TRITON:
             return {"trace_file": [self.file]}
         resource = [f"{key}={value}" for key, value in (self.resource or {}).items()]
         sizes = {key: [str(getattr(self, size.field))] for key, size in _COLLECTOR.items()}
@@ -124,7 +124,7 @@ class TraceConfig:
         """The reason why these settings cannot trace anything; "" if they can, or are off."""
         if settings.off:
             return ""
-        if self.mode is Mode.OPENTELEMETRY:
+        if self.mode is TraceMode.OPENTELEMETRY:
             return "" if not settings.tensors else f"{TENSORS} is not for mode {self.mode}"
         if settings.rate == 0:
             return "sample rate must be non-zero"
@@ -300,14 +300,14 @@ def read_trace_config(
     for text in texts:
         mode, key, value = _option(text)
         given.setdefault((mode, key), []).append(value)
-    [*_, found] = given.get(("", "mode"), [Mode.TRITON])
+    [*_, found] = given.get(("", "mode"), [TraceMode.TRITON])
     try:
-        config = _config(Mode(found), given)
+        config = _config(TraceMode(found), given)
     except InvalidRequest as error:
         raise ValueError(str(error)) from None
     problem = config.problem(config.settings)
     # In the other mode nothing is traced, as in Triton.
-    if problem and config.mode is Mode.OPENTELEMETRY:
+    if problem and config.mode is TraceMode.OPENTELEMETRY:
         raise ValueError(problem)
     return config
 
@@ -326,7 +326,7 @@ def _of_variables(environment: Mapping[str, str]) -> Given:
     base = environment.get(_BASE_VARIABLE)
     found = {key: environment.get(size.variable) for key, size in _COLLECTOR.items()}
     found["url"] = environment.get(_URL_VARIABLE) or (base and f"{base.rstrip('/')}/v1/traces")
-    return {(Mode.OPENTELEMETRY, key): [value] for key, value in found.items() if value}
+    return {(TraceMode.OPENTELEMETRY, key): [value] for key, value in found.items() if value}
 
 
 def _option(text: str) -> tuple[str, str, str]:
@@ -334,8 +334,8 @@ def _option(text: str) -> tuple[str, str, str]:
     mode, (key, value) = "", _pair(text)
     if "," in key:
         mode, key = (part.strip() for part in key.split(",", 1))
-        if mode not in list(Mode):
-            raise ValueError(f"{text!r}: unknown mode {mode!r}, expected {' or '.join(Mode)}")
+        if mode not in list(TraceMode):
+            raise ValueError(f"{text!r}: unknown mode {mode!r}, expected {' or '.join(TraceMode)}")
     known = _MODE_KEYS[mode]
     if key not in known:
         of = f" of mode {mode}" if mode else ""
@@ -343,8 +343,8 @@ def _option(text: str) -> tuple[str, str, str]:
         raise ValueError(
             f"{text!r}: unknown setting {key!r}{of}, expected {', '.join(known)}{more}"
         )
-    if (mode, key) == ("", "mode") and value not in list(Mode):
-        raise ValueError(f"mode={value!r}: expected {' or '.join(Mode)}")
+    if (mode, key) == ("", "mode") and value not in list(TraceMode):
+        raise ValueError(f"mode={value!r}: expected {' or '.join(TraceMode)}")
     if key == "resource":
         _pair(value)
     return mode, key, value
@@ -357,7 +357,7 @@ def _pair(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def _config(mode: Mode, given: Given) -> TraceConfig:
+def _config(mode: TraceMode, given: Given) -> TraceConfig:
     levels = [_OLD_LEVELS.get(level, level) for level in given.get(("", "level"), ())]
     own: dict[str, Any] = {"levels": read_levels([level for level in levels if level != OFF])}
     last = {key: values[-1] for key, values in given.items()}
@@ -365,7 +365,7 @@ def _config(mode: Mode, given: Given) -> TraceConfig:
         if key in _KEYS:
             own[_NUMBERS[_KEYS[key]][0]] = read_number(_KEYS[key], value)
     settings = _merged(TraceSettings(), own)
-    if mode is Mode.TRITON:
+    if mode is TraceMode.TRITON:
         return TraceConfig(mode, settings, last.get((mode, "file"), ""))
     url = last.get((mode, "url"), DEFAULT_URL)
     sizes: dict[str, Any] = {

@@ -139,7 +139,7 @@ def _last_used(one: Resident) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedLoad:
     """A failed load: its reason, and the time of the next attempt."""
 
     reason: str
@@ -165,7 +165,7 @@ class Entry:
     expected: int = 0
     loaded: float = 0.0
     asked: float = 0.0
-    failure: Failure | None = None
+    failure: FailedLoad | None = None
     off: bool = False
     problem: str = ""
 
@@ -420,7 +420,7 @@ class OnRequest(Loads):
             return ""
         if source == model.source and not entry.off:
             delay = min(failure.delay * 2, _LONGEST_RETRY_SECS) if failure else _RETRY_SECS
-            entry.failure = Failure(reason, now + delay, delay)
+            entry.failure = FailedLoad(reason, now + delay, delay)
         return reason or _UNLOADED
 
     def _left_out(self, name: str) -> str:

@@ -30,7 +30,7 @@ _SPACE = b" \t\r\n"
 _OPEN, _CLOSE = ord("["), ord("]")
 
 
-class Sizes(NamedTuple):
+class ScanSizes(NamedTuple):
     """Sizes in bytes: of an array worth cutting out, of a scanned block, and of a parsed piece.
 
     Scanning takes up to a hundred times a block's size, if it has nothing but brackets.
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
     piece: int = 256 << 10
 
 
-SIZES = Sizes()
+SIZES = ScanSizes()
 
 
 class LongArray:
@@ -49,7 +49,7 @@ class LongArray:
 
     __slots__ = ("_sizes", "_start", "_stop", "_text", "quoted")
 
-    def __init__(self, text: Buffer, start: int, stop: int, sizes: Sizes = SIZES) -> None:
+    def __init__(self, text: Buffer, start: int, stop: int, sizes: ScanSizes = SIZES) -> None:
         """Refer to the array from its opening bracket at `start` to behind its closing one."""
         self._text = memoryview(text)
         self._start = start
@@ -104,7 +104,7 @@ class LongArray:
         return end
 
 
-def parse_long(given: Buffer, sizes: Sizes = SIZES, most: int = maxsize) -> Any:
+def parse_long(given: Buffer, sizes: ScanSizes = SIZES, most: int = maxsize) -> Any:
     """Parse `given`, with a `LongArray` for every long array that is a member of an object.
 
     Only looked for where requests have tensors: no deeper than in objects of a list of the
@@ -152,7 +152,7 @@ def _put_back(members: dict[str, Any], mark: str, arrays: list[LongArray]) -> No
             members[name] = arrays[value[mark]]
 
 
-def _long_arrays(text: memoryview, sizes: Sizes) -> Iterator[tuple[int, int]]:
+def _long_arrays(text: memoryview, sizes: ScanSizes) -> Iterator[tuple[int, int]]:
     """Find long arrays without objects in them that are members of objects: (start, stop)."""
     opened = -1  # start of the array being skipped
     depth = events = 0
@@ -222,7 +222,7 @@ def _blocks(text: memoryview, start: int, end: int, size: int) -> Iterator[tuple
 
 
 def unquoted(
-    text: memoryview, start: int, end: int, sizes: Sizes = SIZES
+    text: memoryview, start: int, end: int, sizes: ScanSizes = SIZES
 ) -> Iterator[tuple[Array, Array, int]]:
     """Blocks of a text that begins outside of strings: codes, mask outside of strings, position.
 
@@ -294,14 +294,14 @@ def too_many_values(count: int, most: int) -> InvalidRequest:
     return InvalidRequest(f"the request JSON may have at most {most} elements, got {count}")
 
 
-def _commas(text: memoryview, start: int, stop: int, sizes: Sizes) -> int:
+def _commas(text: memoryview, start: int, stop: int, sizes: ScanSizes) -> int:
     return sum(
         int(np.count_nonzero((codes == ord(",")) & outside))
         for codes, outside, _ in unquoted(text, start, stop, sizes)
     )
 
 
-def _last_comma(text: memoryview, start: int, stop: int, sizes: Sizes) -> int:
+def _last_comma(text: memoryview, start: int, stop: int, sizes: ScanSizes) -> int:
     """The position of the last comma outside of strings, relative to `start`; -1 for none."""
     last = -1
     for codes, outside, begin in unquoted(text, start, stop, sizes):
@@ -311,7 +311,7 @@ def _last_comma(text: memoryview, start: int, stop: int, sizes: Sizes) -> int:
     return last
 
 
-def _depth_change(text: memoryview, start: int, stop: int, sizes: Sizes) -> int:
+def _depth_change(text: memoryview, start: int, stop: int, sizes: ScanSizes) -> int:
     change = 0
     for codes, outside, _ in unquoted(text, start, stop, sizes):
         change += int(np.count_nonzero((codes == _OPEN) & outside))

@@ -26,7 +26,7 @@ _OWN_FIELDS = ("backend", "platform", "default_model_filename", "instance_group"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FurtherBackend:
     """A further backend; `name` is its name in headers and metrics.
 
     `endpoints` has the format of `parameters['endpoints']`, "" for a backend here.
@@ -48,7 +48,7 @@ def needs_files(config: ModelConfig) -> bool:
 
 def read_order(
     config: ModelConfig, backends: Collection[str], remote: Collection[str]
-) -> list[Entry]:
+) -> list[FurtherBackend]:
     """The entries of a configuration with a known backend, none without the parameter.
 
     `backends` are the names of all backends, `remote` those of the ones for upstreams. Raises
@@ -58,7 +58,7 @@ def read_order(
         return []
     local = [name for name in backends if name not in remote]
     names = [config.backend]
-    entries: list[Entry] = []
+    entries: list[FurtherBackend] = []
     for text in _split(parameter(config, PARAMETER)):
         if "://" in text:
             backend, endpoints = next(iter(remote)), text
@@ -75,7 +75,7 @@ def read_order(
         count = sum(entry.backend == backend for entry in entries) + (config.backend == backend)
         name = f"{backend}-{count + 1}" if count else backend
         names.append(name)
-        entries.append(Entry(name, backend, endpoints))
+        entries.append(FurtherBackend(name, backend, endpoints))
     if not 0 < len(entries) < _MOST_BACKENDS:
         raise InvalidOrder(f"expected between 1 and {_MOST_BACKENDS - 1} entries")
     return entries
@@ -107,7 +107,7 @@ def without_execution(config: ModelConfig) -> ModelConfig:
     return result
 
 
-def entry_config(config: ModelConfig, entry: Entry) -> ModelConfig:
+def entry_config(config: ModelConfig, entry: FurtherBackend) -> ModelConfig:
     """The configuration of an entry, before completion by its backend."""
     result = deepcopy(config)
     result.backend = entry.backend

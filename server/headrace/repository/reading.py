@@ -33,7 +33,7 @@ from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolic
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class WantedInstance:
     """One instance requested by a configuration, in the instance group of index `group`.
 
     `device` is None for CPU, and if the model chooses it (`by_model`).
@@ -116,13 +116,13 @@ def scheduling_policy(config: ModelConfig, delay_ms: int = 0) -> SchedulingPolic
     )
 
 
-def placements(config: ModelConfig) -> list[Placement]:
+def placements(config: ModelConfig) -> list[WantedInstance]:
     """All instances, in order; `count` applies to each listed GPU, or to the CPU."""
     return list(_placements(config))
 
 
 def load_spec(
-    config: ModelConfig, root: Path, version: int, placement: Placement, threads: int
+    config: ModelConfig, root: Path, version: int, placement: WantedInstance, threads: int
 ) -> LoadSpec:
     """The specification for a backend to load one instance of one version."""
     accelerators = config.optimization.execution_accelerators
@@ -193,7 +193,7 @@ def chosen_versions(config: ModelConfig, available: tuple[int, ...]) -> tuple[in
             return available[-max(policy.latest.num_versions, 1) :]
 
 
-def _placements(config: ModelConfig) -> Iterator[Placement]:
+def _placements(config: ModelConfig) -> Iterator[WantedInstance]:
     for index, group in enumerate(config.instance_group):
         on_gpu = group.kind == pb.ModelInstanceGroup.KIND_GPU
         by_model = group.kind == pb.ModelInstanceGroup.KIND_MODEL
@@ -201,7 +201,7 @@ def _placements(config: ModelConfig) -> Iterator[Placement]:
         for device in devices:
             suffix = f"_gpu{device}" if len(devices) > 1 else ""
             for n in range(group.count):
-                yield Placement(f"{group.name}_{n}{suffix}", device, index, by_model)
+                yield WantedInstance(f"{group.name}_{n}{suffix}", device, index, by_model)
 
 
 def _spec(tensor: pb.ModelInput | pb.ModelOutput, optional: bool) -> TensorSpec:

@@ -15,7 +15,7 @@ from headrace.api.operations import Document, Operation
 from headrace.client import ClientError, StatusError, TimedOut
 from headrace.client.grpc import answer_document, request_message
 from headrace.client.transport import InferRequest, Responses
-from headrace.client.values import Signature
+from headrace.client.values import ModelSignature
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError, ServerExiting, Unsupported
 from headrace.core.tensors import Tensor
@@ -147,7 +147,7 @@ class InProcessTransport:
         return _apart(response, request)
 
     async def stream(
-        self, request: InferRequest, signature: Signature, seconds: float
+        self, request: InferRequest, signature: ModelSignature, seconds: float
     ) -> AsyncGenerator[InferResponse, None]:
         """The responses to a request."""
         call = _StreamedCall(_asked(request), seconds)

@@ -21,8 +21,8 @@ from headrace.ipc.frames import (
     RESULT,
     Block,
     BrokenFrame,
+    FrameKind,
     Header,
-    Kind,
     frame,
     lay_out,
     offsets,
@@ -34,9 +34,9 @@ from headrace.ipc.frames import (
 )
 from headrace.workers.channel import TOO_LONG, Parcel, WorkerChannel
 from headrace.workers.triton_requests import (
-    Exchange,
     InferenceRequest,
     InferenceResponse,
+    ResponseReceiver,
     TritonError,
 )
 from headrace.workers.triton_requests import received as received_request
@@ -112,12 +112,12 @@ _KNOWN = 4 * MAX_SLOTS  # cached forms of batches
 _LAYOUTS = 1024  # cached layouts
 _NOTHING: dict[str, Any] = {}  # the usual extras of a request
 
-Sent = tuple[Kind, bytes, Parcel]
+Sent = tuple[FrameKind, bytes, Parcel]
 Head = tuple[str, str, tuple[int, ...]]  # name, datatype and row shape of an output
 Times = tuple[int, int]  # start and end of the execution, monotonic nanoseconds
 
 
-class Form:
+class BatchForm:
     """The form of batches: their inputs, and the wanted outputs."""
 
     def __init__(self, document: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ class Form:
         self.outputs: list[str] = document["outputs"]
 
 
-class Place(NamedTuple):
+class InputPlace(NamedTuple):
     """The place of an input in a batch's data; `dtype` is None for BYTES."""
 
     name: str
@@ -140,7 +140,9 @@ class Place(NamedTuple):
 class Layout:
     """The places of a batch's inputs in its data, and the rows of each request."""
 
-    def __init__(self, form: Form, rows: Sequence[int], sizes: Sequence[int], total: int) -> None:
+    def __init__(
+        self, form: BatchForm, rows: Sequence[int], sizes: Sequence[int], total: int
+    ) -> None:
         """Lay out data of `total` bytes; raises `BrokenFrame`."""
         self.batches, self.outputs, self.rows = form.batches, form.outputs, rows
         lead = (sum(rows),) if form.batches else ()
@@ -154,11 +156,11 @@ class Layout:
             self.parts = list(map(slice, [0, *ends], ends))
 
 
-def _place(name: str, datatype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Place:
+def _place(name: str, datatype: str, shape: tuple[int, ...], start: int, nbytes: int) -> InputPlace:
     dtype = None if datatype == "BYTES" else DTYPES.get(datatype) or BITS[datatype]
     if dtype is not None and math.prod(shape) * dtype.itemsize != nbytes:
         raise BrokenFrame(f"{nbytes} bytes for {datatype} of shape {list(shape)}")
-    return Place(name, datatype, dtype, shape, start, nbytes)
+    return InputPlace(name, datatype, dtype, shape, start, nbytes)
 
 
 class Batches:
@@ -169,7 +171,7 @@ class Batches:
         self._link = link
         self._decoupled = decoupled
         self._declared = declared
-        self._forms: dict[int, Form] = {}
+        self._forms: dict[int, BatchForm] = {}
         self._layouts: dict[tuple[bytes, int], Layout] = {}  # by the meta behind the first number
         self._known: dict[tuple[Head, ...], tuple[int, Struct]] = {}  # forms of results
 
@@ -178,10 +180,10 @@ class Batches:
         if len(self._forms) >= _KNOWN:
             # More are kept than there can be unstarted batches that refer to them.
             self._forms = dict(list(self._forms.items())[_KNOWN // 2 :])
-        self._forms[document["number"]] = Form(document)
+        self._forms[document["number"]] = BatchForm(document)
 
     def requests(
-        self, header: Header[Kind], meta: bytes, data: Buffer, exchange: Exchange
+        self, header: Header[FrameKind], meta: bytes, data: Buffer, exchange: ResponseReceiver
     ) -> tuple[Layout, list[InferenceRequest]]:
         """The requests of a batch, as views of its data.
 
@@ -331,7 +333,7 @@ class Batches:
         number = len(self._known)
         known = self._known[heads] = number, result_struct(len(heads))
         document = {"number": number, "outputs": heads}
-        self._link.send(frame(Kind.FORM, json.dumps(document).encode()))
+        self._link.send(frame(FrameKind.FORM, json.dumps(document).encode()))
         return known
 
     def responses(
@@ -354,4 +356,4 @@ class Batches:
         meta = json.dumps(document).encode()
         if len(meta) > MAX_TOLD:
             raise TritonModelException(TOO_LONG)
-        return Kind.RESPONSES, meta, self._link.put(slot, data, total)
+        return FrameKind.RESPONSES, meta, self._link.put(slot, data, total)

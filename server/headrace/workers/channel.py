@@ -15,9 +15,9 @@ from headrace.ipc.frame_socket import CLOEXEC, READ, SPACE, FrameSocket, Receive
 from headrace.ipc.frames import (
     INLINE,
     MAX_TOLD,
+    FrameKind,
     FrameReader,
     Header,
-    Kind,
     frame,
     pack_header,
     pack_numbers,
@@ -44,8 +44,8 @@ class WorkerChannel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = FrameSocket(sock)
-        self._feed = FrameReader(Kind).feed
-        self._files = BatchFiles({Kind.EXECUTE})
+        self._feed = FrameReader(FrameKind).feed
+        self._files = BatchFiles({FrameKind.EXECUTE})
         self.shared = SharedIn()
         self._lock = threading.RLock()
         self._sending = False  # true while the owner of the lock is sending
@@ -77,7 +77,7 @@ class WorkerChannel:
         self._end_if_foreign()
         return self._socket.sock.fileno()
 
-    def data_of(self, header: Header[Kind], data: Buffer) -> Buffer:
+    def data_of(self, header: Header[FrameKind], data: Buffer) -> Buffer:
         """The data of a batch, possibly in its slot's file; `data` is what was received."""
         return self._files.data(header, data)
 
@@ -134,7 +134,7 @@ class WorkerChannel:
             self._send_later()
 
     def send_loose(
-        self, kind: Kind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]]
+        self, kind: FrameKind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]]
     ) -> None:
         """Send a frame whose data, of the sizes in its meta, belongs to no slot.
 
@@ -159,13 +159,13 @@ class WorkerChannel:
             return b"".join(pieces), size, 0, -1
         return b"", size, *self._files.put(slot, pieces, size)
 
-    def send_parcel(self, kind: Kind, slot: int, meta: bytes, parcel: Parcel) -> None:
+    def send_parcel(self, kind: FrameKind, slot: int, meta: bytes, parcel: Parcel) -> None:
         """Send a frame with data, once only the model itself refers to the slot's input."""
         data, size, flags, descriptor = parcel
         if slot in self._files.slots and not self.foreign:
             flags |= self._files.slots[slot].used()
         if kept := self.shared.kept(slot):
-            self.send(frame(Kind.KEPT_SHARED, pack_numbers(kept)))
+            self.send(frame(FrameKind.KEPT_SHARED, pack_numbers(kept)))
         head = pack_header(kind, flags, slot, len(meta), size)
         whole = b"".join([head, meta, data])
         if descriptor < 0:

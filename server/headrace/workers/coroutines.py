@@ -9,7 +9,7 @@ import logging
 from time import monotonic_ns
 
 from headrace.ipc.frame_socket import Received
-from headrace.ipc.frames import Kind
+from headrace.ipc.frames import FrameKind
 from headrace.workers.execute import READY_SECS, Executor, error_texts
 
 log = logging.getLogger("model")
@@ -48,7 +48,7 @@ class CoroutineExecutor(Executor):
     async def _task(self, received: Received) -> None:
         """Run a batch, or answer a readiness request."""
         header, meta, data = received
-        if header.kind is not Kind.EXECUTE:
+        if header.kind is not FrameKind.EXECUTE:
             self._tell_ready(await self._ready_async())
             return
         slot = header.number

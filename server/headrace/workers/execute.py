@@ -13,7 +13,7 @@ from time import monotonic_ns
 from typing import Any
 
 from headrace.ipc.elements import Buffer
-from headrace.ipc.frames import EXECUTE, Header, Kind, frame
+from headrace.ipc.frames import EXECUTE, FrameKind, Header, frame
 from headrace.workers.batches import Batches, Sent, Times
 from headrace.workers.channel import WorkerChannel
 from headrace.workers.model_class import its_traceback, one_line, wrong_responses
@@ -72,7 +72,7 @@ class Executor:
 
     # --- batches
 
-    def _run(self, thread: int, header: Header[Kind], meta: bytes, data: Buffer) -> None:
+    def _run(self, thread: int, header: Header[FrameKind], meta: bytes, data: Buffer) -> None:
         """Run a batch on this `thread`, and send its result."""
         slot, session = header.number, self.session
         try:
@@ -173,7 +173,7 @@ class Executor:
     def _broken(self, slot: int, text: str, lines: str) -> Sent:
         told = {"name": self._name, "text": text[:_TEXT], "traceback": lines[-_TRACEBACK:]}
         meta = json.dumps(told).encode()
-        return Kind.BROKEN, meta, self._link.put(slot, [], 0)
+        return FrameKind.BROKEN, meta, self._link.put(slot, [], 0)
 
     # --- readiness
 
@@ -192,7 +192,7 @@ class Executor:
     def _tell_ready(self, found: object) -> None:
         if not isinstance(found, bool):
             log.error("is_ready must return a bool, got %s", type(found).__name__)
-        self._link.send(frame(Kind.ANSWER, json.dumps({"ready": found is True}).encode()))
+        self._link.send(frame(FrameKind.ANSWER, json.dumps({"ready": found is True}).encode()))
 
 
 def _fate(request: InferenceRequest) -> str:

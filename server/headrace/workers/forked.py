@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.ipc.elements import Buffer
-from headrace.ipc.frames import Kind, offsets
+from headrace.ipc.frames import FrameKind, offsets
 from headrace.workers.channel import WorkerChannel
 from headrace.workers.session import NOT_NOW, Session
-from headrace.workers.triton_calls import Call
+from headrace.workers.triton_calls import ServerCall
 from headrace.workers.triton_requests import TritonError, connect
 from headrace.workers.triton_tensors import TritonModelException
 
@@ -89,7 +89,7 @@ class _Child:
         self._session = session
         self._tell = tell
         self._on_end = on_end
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, ServerCall] = {}
 
     def serve(self) -> None:
         """Relay the calls of the child until it has ended."""
@@ -102,8 +102,8 @@ class _Child:
         for call in list(self._calls.values()):
             call.drop()
 
-    def _take(self, kind: Kind, document: dict[str, Any], data: Buffer, size: int) -> None:
-        if kind is Kind.CALL:
+    def _take(self, kind: FrameKind, document: dict[str, Any], data: Buffer, size: int) -> None:
+        if kind is FrameKind.CALL:
             number = document.pop("call")
             session = self._session()
             try:
@@ -113,25 +113,27 @@ class _Child:
             except TritonModelException as error:
                 told = TritonError.INTERNAL, str(error)
                 failed = {"error": told, "response": {"error": told}}
-                self._link.send_loose(Kind.REPLY, {"call": number, "final": True, **failed}, [])
+                self._link.send_loose(
+                    FrameKind.REPLY, {"call": number, "final": True, **failed}, []
+                )
                 return
             self._calls[number] = call
             threading.Thread(target=self._pass_on, args=(number, call), daemon=True).start()
-        elif kind is Kind.DROP_CALL:
+        elif kind is FrameKind.DROP_CALL:
             dropped = self._calls.get(document["call"])
             if dropped is not None:
                 stop = dropped.cancel if document["answers"] else dropped.drop
                 stop()
-        elif kind is Kind.METRIC:
+        elif kind is FrameKind.METRIC:
             self._tell(document)
 
-    def _pass_on(self, number: int, call: Call) -> None:
+    def _pass_on(self, number: int, call: ServerCall) -> None:
         """Send the child all replies to a call; blocks while the child does not read."""
         with suppress(OSError):  # the child has ended
             while (reply := call.next()) is not None:
                 told, data, size = reply
                 blocks = _blocks(told["sizes"], data, size)
-                self._link.send_loose(Kind.REPLY, {**told, "call": number}, blocks)
+                self._link.send_loose(FrameKind.REPLY, {**told, "call": number}, blocks)
         call.drop()
         self._calls.pop(number, None)
 

@@ -13,7 +13,7 @@ _EASIEST = 1000
 _SCORE = "/proc/self/oom_score_adj"
 
 
-class Limits(NamedTuple):
+class WorkerLimits(NamedTuple):
     """`nice` as for the command, `memory` in bytes of data, `files` open at once; 0 for none."""
 
     nice: int = 0

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from headrace.ipc.allocation import keep_memory
-from headrace.ipc.frames import Kind, frame
+from headrace.ipc.frames import FrameKind, frame
 from headrace.workers import model_class
 from headrace.workers import triton_api as pb
 from headrace.workers.batches import Batches
@@ -56,7 +56,7 @@ def main(descriptor: int) -> None:
         before=forking.begin, after_in_parent=forking.end, after_in_child=_end_by_signals
     )
     os.register_at_fork(after_in_child=forking.end)
-    logging.basicConfig(level=logging.DEBUG, handlers=[_Handler(link)], force=True)
+    logging.basicConfig(level=logging.DEBUG, handlers=[_ServerHandler(link)], force=True)
     for noisy in ("matplotlib", "PIL", "urllib3", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.INFO)
     status = 0
@@ -123,11 +123,11 @@ class Worker:
             if received is None:
                 return
             for header, meta, _ in received:
-                if header.kind is Kind.LOAD:
-                    self._answer(Kind.LOADED, self._load, json.loads(meta))
-                elif header.kind is Kind.START:
-                    self._answer(Kind.STARTED, self._start, json.loads(meta))
-                elif header.kind is Kind.STOP:
+                if header.kind is FrameKind.LOAD:
+                    self._answer(FrameKind.LOADED, self._load, json.loads(meta))
+                elif header.kind is FrameKind.START:
+                    self._answer(FrameKind.STARTED, self._start, json.loads(meta))
+                elif header.kind is FrameKind.STOP:
                     return
         self._executor.serve()
         self._finalize()
@@ -156,7 +156,7 @@ class Worker:
 
     def tell(self, document: Mapping[str, Any]) -> None:
         """Send an update of a metric to the server."""
-        self._link.send(frame(Kind.METRIC, json.dumps(document).encode()))
+        self._link.send(frame(FrameKind.METRIC, json.dumps(document).encode()))
 
     def session(self) -> Session | None:
         """The model's session, once it is being started."""
@@ -169,7 +169,7 @@ class Worker:
 
     # --- loading
 
-    def _answer(self, kind: Kind, step: Any, document: dict[str, Any]) -> None:
+    def _answer(self, kind: FrameKind, step: Any, document: dict[str, Any]) -> None:
         try:
             told = step(document)
         except (Exception, SystemExit) as error:
@@ -178,7 +178,7 @@ class Worker:
                 "traceback": model_class.its_traceback(error),
                 "problems": error.problems if isinstance(error, Contradicted) else (),
             }
-            self._link.send(frame(Kind.FAILED, json.dumps(failure).encode()))
+            self._link.send(frame(FrameKind.FAILED, json.dumps(failure).encode()))
         else:
             self._link.send(frame(kind, json.dumps(told).encode()))
 
@@ -223,7 +223,7 @@ class Worker:
                 log.exception("finalize")
 
 
-class _Handler(logging.Handler):
+class _ServerHandler(logging.Handler):
     """Sends log records to the server."""
 
     def __init__(self, link: WorkerChannel) -> None:
@@ -238,6 +238,6 @@ class _Handler(logging.Handler):
             return
         try:
             document = [record.levelno, record.name, self.format(record)[:_LONGEST]]
-            self._link.send(frame(Kind.LOG, json.dumps(document).encode()))
+            self._link.send(frame(FrameKind.LOG, json.dumps(document).encode()))
         except OSError:
             os._exit(1)  # the server is gone

@@ -21,8 +21,8 @@ from headrace.ipc.elements import Buffer
 from headrace.ipc.frame_socket import Received
 from headrace.ipc.frames import (
     EXECUTE,
+    FrameKind,
     Header,
-    Kind,
     frame,
     pack_header,
     unpack_numbers,
@@ -30,7 +30,7 @@ from headrace.ipc.frames import (
 )
 from headrace.workers.batches import tell_response, tell_tensors
 from headrace.workers.channel import WorkerChannel
-from headrace.workers.triton_calls import Call, ResponseIterator
+from headrace.workers.triton_calls import ResponseIterator, ServerCall
 from headrace.workers.triton_requests import InferenceRequest, InferenceResponse, TritonError
 from headrace.workers.triton_tensors import TritonModelException
 
@@ -71,7 +71,7 @@ class Session:
         self._called_off: dict[int, None] = {}  # those of them whose responses are still taken
         self.held: dict[int, None] = {}
         self._watching: set[Callable[[], object]] = set()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, ServerCall] = {}
         self._numbers = itertools.count(1)
         self.runner = 0  # the thread that runs a batch, for models without coroutines
         self.inside = False  # true while that thread waits for a call
@@ -149,21 +149,21 @@ class Session:
                 with suppress(RuntimeError):  # the loop is closed: the worker is ending
                     self._wake()
 
-    def _take(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
+    def _take(self, header: Header[FrameKind], meta: bytes, data: Buffer) -> None:
         kind = header.kind
-        if kind is Kind.EXECUTE or kind is Kind.ASK:
+        if kind is FrameKind.EXECUTE or kind is FrameKind.ASK:
             self.batches.append((header, meta, data))
             if self.inside:
                 self._give_back()
-        elif kind is Kind.FORM:
+        elif kind is FrameKind.FORM:
             self._on_form(json.loads(meta))
-        elif kind is Kind.SHARED:
+        elif kind is FrameKind.SHARED:
             self._link.shared.add(header.number, data)
-        elif kind is Kind.DROP_SHARED:
+        elif kind is FrameKind.DROP_SHARED:
             self._link.shared.drop(unpack_numbers(meta))
-        elif kind is Kind.STOP:
+        elif kind is FrameKind.STOP:
             self.stopped = True
-        elif kind is Kind.CANCEL:
+        elif kind is FrameKind.CANCEL:
             number, answers = unpack_request(meta)
             _remember(self.cancelled, number)
             if answers:
@@ -171,14 +171,14 @@ class Session:
             else:
                 self._called_off.pop(number, None)
             self._changed()
-        elif kind is Kind.HOLD:
+        elif kind is FrameKind.HOLD:
             number, held = unpack_request(meta)
             if held:
                 _remember(self.held, number)
             else:
                 self.held.pop(number, None)
             self._changed()
-        elif kind is Kind.REPLY:
+        elif kind is FrameKind.REPLY:
             told = json.loads(meta)
             call = self._calls.get(told["call"])
             if call is not None:
@@ -227,8 +227,8 @@ class Session:
         waiting = [self.batches.popleft() for _ in range(len(self.batches))]
         for received in waiting:
             header = received[0]
-            if header.kind is Kind.EXECUTE:
-                self._link.send(pack_header(Kind.BACK, 0, header.number, 0, 0))
+            if header.kind is FrameKind.EXECUTE:
+                self._link.send(pack_header(FrameKind.BACK, 0, header.number, 0, 0))
             else:
                 self.batches.append(received)
 
@@ -284,7 +284,7 @@ class Session:
             told["response"] = tell_response(response, wanted, self._declared, blocks)
         if final:
             self.forget(number)
-        self._link.send_loose(Kind.RESPONSE, told, blocks)
+        self._link.send_loose(FrameKind.RESPONSE, told, blocks)
 
     def drop(self, number: int, error: TritonError) -> None:
         """End a request with an error; called wherever the interpreter frees its sender."""
@@ -293,7 +293,7 @@ class Session:
             "request": number, "final": True, "sizes": [],
             "response": {"error": [error.code(), error.message()]},
         }  # fmt: skip
-        self._link.send_soon(frame(Kind.RESPONSE, json.dumps(told).encode()))
+        self._link.send_soon(frame(FrameKind.RESPONSE, json.dumps(told).encode()))
 
     def forget(self, number: int) -> None:
         """Drop the state of an answered request."""
@@ -344,9 +344,9 @@ class Session:
 
     def tell(self, document: Mapping[str, Any]) -> None:
         """Send an update of a metric, without waiting."""
-        self._link.send(frame(Kind.METRIC, json.dumps(document).encode()))
+        self._link.send(frame(FrameKind.METRIC, json.dumps(document).encode()))
 
-    def _call(self, request: InferenceRequest, decoupled: bool) -> Call:
+    def _call(self, request: InferenceRequest, decoupled: bool) -> ServerCall:
         blocks: list[list[Buffer]] = []
         name, version = request._target
         document = {
@@ -356,30 +356,30 @@ class Session:
         }  # fmt: skip
         return self.begin(document, blocks)
 
-    def begin(self, document: dict[str, Any], blocks: list[list[Buffer]]) -> Call:
+    def begin(self, document: dict[str, Any], blocks: list[list[Buffer]]) -> ServerCall:
         """Start a call of the server; raises `TritonModelException` where a model must not."""
         if not self.open and (self.stopped or document["op"] not in _EARLY):
             raise TritonModelException(NOT_NOW)
         inside = self.runner == threading.get_ident()
         number = next(self._numbers)
-        call = self._calls[number] = Call(self, number)
+        call = self._calls[number] = ServerCall(self, number)
         if inside:  # no other batch is started until the answer arrives
             self.inside = True
             self._give_back()
         told = {**document, "call": number, "inside": inside}
-        self._link.send_loose(Kind.CALL, told, blocks)
+        self._link.send_loose(FrameKind.CALL, told, blocks)
         return call
 
     def hold_call(self, number: int, held: bool) -> None:
         """Pause or resume the replies to a call."""
         told = {"call": number, "held": held}
-        self._link.send_soon(frame(Kind.HOLD_CALL, json.dumps(told).encode()))
+        self._link.send_soon(frame(FrameKind.HOLD_CALL, json.dumps(told).encode()))
 
     def cancel_call(self, number: int, answers: bool = True) -> None:
         """Cancel a call; with `answers`, its replies go on until the other model ends them."""
         if number in self._calls:
             told = {"call": number, "answers": answers}
-            self._link.send_soon(frame(Kind.DROP_CALL, json.dumps(told).encode()))
+            self._link.send_soon(frame(FrameKind.DROP_CALL, json.dumps(told).encode()))
 
     def drop_call(self, number: int) -> None:
         """Drop further replies to a call."""

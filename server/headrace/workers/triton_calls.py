@@ -44,7 +44,7 @@ class Caller(Protocol):
         """Let the running event loop receive replies within `with`."""
 
 
-class Call:
+class ServerCall:
     """A call of the server, and its replies: one, or any number."""
 
     def __init__(self, caller: Caller, number: int) -> None:
@@ -127,7 +127,7 @@ class ResponseIterator:
     It keeps them, and starts over when it is iterated again after the last one, as in Triton.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ServerCall) -> None:
         self._call = call
         self._over = False
         self._kept: list[InferenceResponse] = []

@@ -3,8 +3,8 @@
 A client's request is answered by the return value of `execute`, or by a sender, at any time and
 from any thread. One that the model neither answers nor keeps is answered with an error, so that no
 client waits in vain. A request made by a model is for another model, and is executed by the
-`Server` that this process is connected to: Triton's API is a module, so there is one connection per
-process, and only this module keeps it.
+`ServerLink` that this process is connected to: Triton's API is a module, so there is one connection
+per process, and only this module keeps it.
 """
 
 import json
@@ -127,7 +127,7 @@ def checked(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return dict(parameters)
 
 
-class Server(Protocol):
+class ServerLink(Protocol):
     """The server for its models, from any thread."""
 
     def exec(self, request: Any, decoupled: bool) -> Any:
@@ -147,15 +147,15 @@ class Server(Protocol):
 
 
 class _Connection:
-    server: Server | None = None
+    server: ServerLink | None = None
 
 
-def connect(server: Server | None) -> None:
+def connect(server: ServerLink | None) -> None:
     """Connect this process to `server`; not for models."""
     _Connection.server = server
 
 
-def connected() -> Server:
+def connected() -> ServerLink:
     """The server; raises `TritonModelException` outside of a worker."""
     if _Connection.server is None:
         raise TritonModelException("this is only possible inside a server's worker")
@@ -165,7 +165,7 @@ def connected() -> Server:
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
-class Exchange(Protocol):
+class ResponseReceiver(Protocol):
     """The receiver of responses, which sends them to the server, from any thread."""
 
     def respond(
@@ -192,7 +192,7 @@ class Answering:
     __slots__ = ("closed", "decoupled", "number", "sent", "source", "wanted")
 
     def __init__(
-        self, source: Exchange, number: int, wanted: Sequence[str], decoupled: bool
+        self, source: ResponseReceiver, number: int, wanted: Sequence[str], decoupled: bool
     ) -> None:
         self.source = source
         self.number = number
@@ -388,7 +388,7 @@ class InferenceRequest:
             self._extras = {**self._extras, "trace": trace._link}
         self._target = name, whole("model_version", model_version, INT64)
         self._number = 0
-        self._source: Exchange | None = None
+        self._source: ResponseReceiver | None = None
         self._answering: Answering | None = None
         self._release = TRITONSERVER_REQUEST_RELEASE_ALL
 
@@ -474,14 +474,14 @@ class InferenceRequest:
         several = flag("decoupled", decoupled)
         return self._server().async_exec(self, several)
 
-    def _server(self) -> Server:
+    def _server(self) -> ServerLink:
         if self._source is not None:
             raise TritonModelException("only a request that the model has made can be executed")
         return connected()
 
 
 def received(
-    source: Exchange,
+    source: ResponseReceiver,
     number: int,
     inputs: Sequence[Tensor],
     request_id: str,

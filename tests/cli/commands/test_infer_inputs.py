@@ -20,7 +20,7 @@ from headrace.cli.commands.infer import FORMATS, INFER
 from headrace.cli.commands.infer_inputs import TABLES, read_inputs
 from headrace.cli.remote import CommandFailed
 from headrace.client import InputError
-from headrace.client.values import Declared, Signature
+from headrace.client.values import Declared, ModelSignature
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.tensors import Array
 from tests.protocol.strategies import PROPERTY
@@ -59,7 +59,7 @@ def parsed(*words: str) -> Namespace:
 
 def sent(inputs: tuple[Declared, ...], *words: str) -> dict[str, Array]:
     """The tensors that are sent to a model with these inputs."""
-    known = Signature({one.name: one for one in inputs}, {})
+    known = ModelSignature({one.name: one for one in inputs}, {})
     tensors = known.tensors("m", read_inputs(parsed(*words), known))
     return {name: np.asarray(array) for name, _, array in tensors}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
-from headrace.doors.grpc.call import Message, Session
+from headrace.doors.grpc.call import Message, StreamSession
 from headrace.doors.grpc.inference import stream_opener
 from headrace.engine.admission import Account
 from headrace.engine.entrance import PAUSE_BYTES
@@ -63,7 +63,7 @@ class Stream:
         self.engine = FakeEngine()
         self.peer = FakePeer(self.engine.admission, takes, metadata)
         opened = stream_opener(self.engine, 1 << 20, _GIVE_UP)
-        self.session: Session = opened(self.peer)
+        self.session: StreamSession = opened(self.peer)
 
     def ask(self, model: str, id: str = "", **parameters: Parameter) -> Work:
         """Send a request; the work given to the model."""

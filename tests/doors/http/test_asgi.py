@@ -15,7 +15,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.api.header_rules import DoorRules, HeaderRules
-from headrace.doors.http.asgi import NAMES, Application
+from headrace.doors.http.asgi import NAMES, AsgiApplication
 from headrace.doors.http.connection import Connection
 from tests.doors.fakes import until
 from tests.doors.http.accepted import accepted
@@ -81,7 +81,7 @@ class Client:
 
 
 @asynccontextmanager
-async def client_of(app: ASGIApp | Application) -> AsyncIterator[Client]:
+async def client_of(app: ASGIApp | AsgiApplication) -> AsyncIterator[Client]:
     ours, theirs = socket.socketpair()
     with ours:
         yield Client(ours, await accepted(ours, theirs, app))
@@ -141,7 +141,7 @@ async def scope_of(asked: bytes, rules: DoorRules | None = None) -> dict[str, An
         await send(begin(status=204))
         await send(part())
 
-    async with client_of(Application(app, rules)) as client:
+    async with client_of(AsgiApplication(app, rules)) as client:
         assert (await client.ask(asked)).status == 204
     [scope] = found
     return dict(scope)
@@ -533,7 +533,7 @@ async def test_a_cancelled_call_is_answered_for() -> None:
         await receive()
         await receive()
 
-    application = Application(app)
+    application = AsgiApplication(app)
     async with client_of(application) as client:
         await client.send(request())
         await until(lambda: bool(application.tasks))
@@ -555,7 +555,7 @@ async def test_no_answer_to_a_client_that_has_left() -> None:
         await send(part(b"too late"))
         outcome.append("sent")
 
-    application = Application(app)
+    application = AsgiApplication(app)
     async with client_of(application) as client:
         await client.send(request())
         await until(lambda: bool(application.tasks))

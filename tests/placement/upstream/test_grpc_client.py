@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from headrace.connections.endpoint import Endpoint
-from headrace.connections.grpc_channel import Channel, receive_buffer
+from headrace.connections.grpc_channel import GrpcChannel, receive_buffer
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer
@@ -293,7 +293,7 @@ def test_a_server_that_is_not_trusted(port: int, tmp_path: Path) -> None:
 
 async def test_a_stream_that_is_held_keeps_its_window() -> None:
     """The server has to buffer the rest."""
-    channel = Channel(Endpoint("s", "grpc", "127.0.0.1", 1, "s"), None, receive_buffer())
+    channel = GrpcChannel(Endpoint("s", "grpc", "127.0.0.1", 1, "s"), None, receive_buffer())
     stream = GrpcStream(channel, HEAD, [])
     seen = [stream.keeps_window]
     for held in (True, False):

@@ -10,7 +10,7 @@ from headrace.placement.upstream.connection import RemoteDescription
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients
 from headrace.placement.upstream.reconciler import Reconciler
-from headrace.placement.upstream.triton_options import ControlOptions, LoadCounts
+from headrace.placement.upstream.triton_options import LoadCounts, TritonControl
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
@@ -114,7 +114,7 @@ def described(
     options = RemoteOptions.of({"endpoints": "http://127.0.0.1:1", **parameters}, "m", 0, Path())
     endpoints = options.resolve()
     clients = ProtocolClients(options, "m")
-    reconciler = Reconciler(clients, endpoints, config(ours), ControlOptions.of({}), LoadCounts())
+    reconciler = Reconciler(clients, endpoints, config(ours), TritonControl.of({}), LoadCounts())
     reported = text_format.Parse(metadata, pb.ModelMetadataResponse())
     told = None if remote is None else config(remote)
     return model.RemoteModel(reconciler, endpoints[0], RemoteDescription(reported, told))

@@ -14,7 +14,7 @@ from headrace.placement.upstream.connection import CallFailed, ProtocolClient, R
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients
 from headrace.placement.upstream.reconciler import Reconciler
-from headrace.placement.upstream.triton_options import ControlOptions, LoadCounts
+from headrace.placement.upstream.triton_options import LoadCounts, TritonControl
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.protocol.status import Failure, Fate
@@ -54,7 +54,7 @@ class Clients(ProtocolClients):
 
 
 def made(server: Server, uses: LoadCounts, **parameters: str) -> Reconciler:
-    control = ControlOptions.of({"remote_load": "true", **parameters})
+    control = TritonControl.of({"remote_load": "true", **parameters})
     return Reconciler(Clients(server), [ENDPOINT], ModelConfig(), control, uses)
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from headrace.core.errors import InvalidOption
 from headrace.placement.upstream.triton_options import (
-    ControlOptions,
-    Place,
+    NumberedProcess,
+    TritonControl,
     TritonOptions,
     check_managed,
     is_managed,
@@ -17,25 +17,25 @@ from headrace.plugins.triton.process import Secret, arguments, environment
 @pytest.mark.parametrize(
     ("options", "own", "found", "expected"),
     [
-        (TritonOptions(), {}, 2, [Place(0, 1)]),
-        (TritonOptions(gpus=["2", "3"]), {}, 4, [Place(0, 1, "2,3")]),
-        (TritonOptions(processes="2"), {}, 0, [Place(0, 2), Place(1, 2)]),
+        (TritonOptions(), {}, 2, [NumberedProcess(0, 1)]),
+        (TritonOptions(gpus=["2", "3"]), {}, 4, [NumberedProcess(0, 1, "2,3")]),
+        (TritonOptions(processes="2"), {}, 0, [NumberedProcess(0, 2), NumberedProcess(1, 2)]),
         (
             TritonOptions(processes="per-gpu"), {}, 2,
-            [Place(0, 2, "0", True), Place(1, 2, "1", True)],
+            [NumberedProcess(0, 2, "0", True), NumberedProcess(1, 2, "1", True)],
         ),
         (
             TritonOptions(processes="per-gpu", gpus=["GPU-5ab", "3"]), {}, 8,
-            [Place(0, 2, "GPU-5ab", True), Place(1, 2, "3", True)],
+            [NumberedProcess(0, 2, "GPU-5ab", True), NumberedProcess(1, 2, "3", True)],
         ),
         (
             TritonOptions(processes="per-gpu"), {"CUDA_VISIBLE_DEVICES": "4, 6"}, 8,
-            [Place(0, 2, "4", True), Place(1, 2, "6", True)],
+            [NumberedProcess(0, 2, "4", True), NumberedProcess(1, 2, "6", True)],
         ),
     ],
 )  # fmt: skip
 def test_processes(
-    options: TritonOptions, own: dict[str, str], found: int, expected: list[Place]
+    options: TritonOptions, own: dict[str, str], found: int, expected: list[NumberedProcess]
 ) -> None:
     assert places(options, own, found) == expected
 
@@ -56,8 +56,10 @@ def test_the_environment_has_the_listed_variables() -> None:
     }  # fmt: skip
     options = TritonOptions(passed=["LICENCE"])
     expected = {"PATH": "/bin", "NCCL_DEBUG": "INFO", "LICENCE": "y"}
-    assert environment(own, options, Place(0, 1)) == expected | {"CUDA_VISIBLE_DEVICES": "0,1"}
-    assert environment(own, options, Place(1, 2, "1", True)) == expected | {
+    assert environment(own, options, NumberedProcess(0, 1)) == expected | {
+        "CUDA_VISIBLE_DEVICES": "0,1"
+    }
+    assert environment(own, options, NumberedProcess(1, 2, "1", True)) == expected | {
         "CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }  # fmt: skip
 
@@ -89,17 +91,17 @@ def test_the_command() -> None:
 )
 def test_invalid_settings_of_a_model(given: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidOption, match=text) as error:
-        ControlOptions.of(given)
+        TritonControl.of(given)
     assert error.value.path == f"parameters['{next(iter(given))}']"
 
 
 def test_settings_of_a_model() -> None:
-    assert ControlOptions.of({}) == ControlOptions(False, False, False, 60)
+    assert TritonControl.of({}) == TritonControl(False, False, False, 60)
     given = {
         "remote_load": "true", "remote_unload": "true", "remote_drift": "refuse",
         "drift_interval_secs": "0",
     }  # fmt: skip
-    assert ControlOptions.of(given) == ControlOptions(True, True, True, 0)
+    assert TritonControl.of(given) == TritonControl(True, True, True, 0)
 
 
 def test_models_for_tritons_of_this_server() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.ipc.frames import Kind
+from headrace.ipc.frames import FrameKind
 from headrace.placement.worker.loaded_worker import ask_worker
 from headrace.placement.worker.python_options import WorkerSpec
 from headrace.placement.worker.worker_process import WorkerProcess
@@ -19,4 +19,4 @@ def test_a_worker_that_is_killed_before_it_reads_anything(tmp_path: Path) -> Non
     process.link.sock.sendall(b"something that nobody reads")
     told.touch()
     with pytest.raises(LoadFailed, match=r"^the worker was ended by SIGKILL$"):
-        ask_worker(process, Kind.LOAD, {}, 30)
+        ask_worker(process, FrameKind.LOAD, {}, 30)

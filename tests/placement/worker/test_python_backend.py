@@ -10,7 +10,7 @@ import pytest
 
 from headrace.core.daemon_thread import NoResources
 from headrace.core.errors import InvalidConfig, InvalidOption, LoadFailed
-from headrace.ipc.frames import Kind
+from headrace.ipc.frames import FrameKind
 from headrace.placement.loaded import ModelTraits
 from headrace.placement.worker.loaded_worker import LoadedWorker, ask_worker
 from headrace.placement.worker.python_backend import PythonBackend
@@ -126,6 +126,6 @@ def test_asking_a_worker_needs_free_descriptors(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
         with pytest.raises(NoResources, match="cannot ask a worker process: Too many open files"):
-            ask_worker(process, Kind.START, {}, 1.0)
+            ask_worker(process, FrameKind.START, {}, 1.0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -17,12 +17,12 @@ from headrace.placement.worker.python_options import (
     with_instances,
 )
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
-from headrace.workers.limits import Limits
+from headrace.workers.limits import WorkerLimits
 
 
 def test_without_parameters_the_servers_limits_hold() -> None:
     options = WorkerOptions.of({"python": "/usr/bin/python3"})
-    assert options == WorkerOptions(ExecutionLimits(), 30.0, 0, 0, 2, Limits(0, 0, 0))
+    assert options == WorkerOptions(ExecutionLimits(), 30.0, 0, 0, 2, WorkerLimits(0, 0, 0))
     limited = WorkerOptions.of({"stall_secs": "0"}, ExecutionLimits(600, 60))
     assert limited.execution == ExecutionLimits(600, 0)
 
@@ -35,7 +35,7 @@ def test_every_parameter() -> None:
             "memory_limit": "512MiB", "max_open_files": "64", "worker_env": "SHOP_*, TOKEN",
         }
     )  # fmt: skip
-    limits = Limits(19, 512 << 20, 64)
+    limits = WorkerLimits(19, 512 << 20, 64)
     assert options == WorkerOptions(
         ExecutionLimits(2.5, 1.5), 0.0, 3 << 29, 1000, 3, limits, ("SHOP_*", "TOKEN")
     )

@@ -7,10 +7,10 @@ import socket
 import uvloop
 
 from headrace.ipc.elements import Buffer
-from headrace.ipc.frames import Header, Kind, frame
+from headrace.ipc.frames import FrameKind, Header, frame
 from headrace.placement.worker.worker_process import WorkerSocket
 
-_LINE = frame(Kind.LOG, json.dumps([20, "model", "text"]).encode())
+_LINE = frame(FrameKind.LOG, json.dumps([20, "model", "text"]).encode())
 
 
 def test_lines_of_a_flood_are_logged_in_turns_and_frames_keep_their_order() -> None:
@@ -19,7 +19,7 @@ def test_lines_of_a_flood_are_logged_in_turns_and_frames_keep_their_order() -> N
         lines, answers = list[bytes](), list[int]()
         done: asyncio.Future[None] = loop.create_future()
 
-        def take(header: Header[Kind], meta: bytes, data: Buffer) -> None:
+        def take(header: Header[FrameKind], meta: bytes, data: Buffer) -> None:
             answers.append(len(lines))
             if len(answers) == 2:
                 done.set_result(None)
@@ -27,7 +27,7 @@ def test_lines_of_a_flood_are_logged_in_turns_and_frames_keep_their_order() -> N
         ours, theirs = socket.socketpair()
         link = WorkerSocket(ours.detach(), lines.append, lambda *_: None)
         with theirs:
-            answer = frame(Kind.ANSWER, b"{}")
+            answer = frame(FrameKind.ANSWER, b"{}")
             theirs.sendall(_LINE * 500 + answer + _LINE * 500 + answer)
             link.attach(loop, take)
             seen = 0

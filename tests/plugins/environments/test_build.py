@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.plugins.environments.build import Progress, StepFailed, Steps
+from headrace.plugins.environments.build import BuildLog, StepFailed, Steps
 from tests.support.scrape import until
 
 
@@ -16,7 +16,7 @@ def run(folder: Path, script: str, limit: float = 60, shell: str = "sh") -> str:
     """Run a script as a step of a build."""
     with (folder / "lock").open("w") as lock:
         steps = Steps(
-            {"PATH": os.environ["PATH"]}, lock.fileno(), Progress("m", "1", "a test"), limit
+            {"PATH": os.environ["PATH"]}, lock.fileno(), BuildLog("m", "1", "a test"), limit
         )
         return steps.run("it", [shell, "-c", script], folder)
 
@@ -63,7 +63,7 @@ def test_progress_is_logged_at_start_and_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    progress = Progress("m", "1", "3 packages")
+    progress = BuildLog("m", "1", "3 packages")
     for _ in range(100):
         progress.at("Collecting more")
     progress.done("5 packages")

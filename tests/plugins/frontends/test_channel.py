@@ -11,8 +11,8 @@ import pytest
 
 from headrace.core.tensors import Buffer
 from headrace.ipc.frames import IN_FILE, INLINE, Header, frame, pack_header
-from headrace.plugins.frontends.channel import Channel
-from headrace.plugins.frontends.link_infer import Kind
+from headrace.plugins.frontends.channel import FrameChannel
+from headrace.plugins.frontends.link_infer import LinkKind
 
 
 class End:
@@ -21,12 +21,12 @@ class End:
     def __init__(
         self, sock: socket.socket, on_waiting: Callable[[int], object] | None = None
     ) -> None:
-        self.frames: list[tuple[Kind, int, bytes, bytes]] = []
+        self.frames: list[tuple[LinkKind, int, bytes, bytes]] = []
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._news = asyncio.Event()
-        self.channel = Channel(sock, self._take, self.lost.set_result, on_waiting)
+        self.channel = FrameChannel(sock, self._take, self.lost.set_result, on_waiting)
 
-    def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+    def _take(self, header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
         self.frames.append((header.kind, header.number, meta, bytes(rest)))
         self._news.set()
 
@@ -52,12 +52,12 @@ def files() -> int:
 async def test_both_ways() -> None:
     ours, theirs = map(End, socket.socketpair())
     for number in range(1000):
-        ours.channel.send(Kind.CANCEL, number)
-        theirs.channel.send_parts(Kind.ANSWER, 0, number, b"meta", [b"r", memoryview(b"est")])
+        ours.channel.send(LinkKind.CANCEL, number)
+        theirs.channel.send_parts(LinkKind.ANSWER, 0, number, b"meta", [b"r", memoryview(b"est")])
     await theirs.has(1000)
     await ours.has(1000)
     assert [number for _, number, _, _ in theirs.frames] == list(range(1000))
-    assert ours.frames[7] == (Kind.ANSWER, 7, b"meta", b"rest")
+    assert ours.frames[7] == (LinkKind.ANSWER, 7, b"meta", b"rest")
     ours.channel.close()
     assert await theirs.lost == "the other end has closed"
 
@@ -67,11 +67,11 @@ async def test_long_frames_keep_their_place() -> None:
     ours, theirs = map(End, socket.socketpair())
     long = os.urandom(INLINE * 3)
     for number in range(0, 400, 2):
-        ours.channel.send_parts(Kind.ANSWER, 0, number, b"m", [long[:number], b"", long])
-        ours.channel.send(Kind.ANSWER, number + 1)
+        ours.channel.send_parts(LinkKind.ANSWER, 0, number, b"m", [long[:number], b"", long])
+        ours.channel.send(LinkKind.ANSWER, number + 1)
     await theirs.has(400)
     assert [number for _, number, _, _ in theirs.frames] == list(range(400))
-    assert theirs.frames[398] == (Kind.ANSWER, 398, b"m", long[:398] + long)
+    assert theirs.frames[398] == (LinkKind.ANSWER, 398, b"m", long[:398] + long)
     ours.channel.close()
     await theirs.lost
     theirs.frames.clear()
@@ -84,28 +84,28 @@ async def test_frames_whose_files_are_written_on_a_thread() -> None:
     ours, theirs = map(End, socket.socketpair())
     longest = os.urandom(3 << 20)
     for number in range(0, 30, 3):
-        ours.channel.send(Kind.INFER, number)
-        ours.channel.send_parts(Kind.INFER, 0, number + 1, b"m", [longest[:number], longest])
-        ours.channel.send_parts(Kind.INFER, 0, number + 2, b"m", [longest[: INLINE * 2]])
+        ours.channel.send(LinkKind.INFER, number)
+        ours.channel.send_parts(LinkKind.INFER, 0, number + 1, b"m", [longest[:number], longest])
+        ours.channel.send_parts(LinkKind.INFER, 0, number + 2, b"m", [longest[: INLINE * 2]])
     for number in (40, 41):
-        ours.channel.send_parts(Kind.ANSWER, 0, number, b"m", [longest])
-        ours.channel.send(Kind.ANSWER, number)
-    ours.channel.send(Kind.CALL, 42)
+        ours.channel.send_parts(LinkKind.ANSWER, 0, number, b"m", [longest])
+        ours.channel.send(LinkKind.ANSWER, number)
+    ours.channel.send(LinkKind.CALL, 42)
     # The first file is being written on a thread, and nothing behind it is sent.
     await asyncio.sleep(0)
     assert ours.channel.waiting > len(longest)
     await theirs.has(35)
-    found: dict[Kind, list[int]] = {}
+    found: dict[LinkKind, list[int]] = {}
     for kind, number, _, _ in theirs.frames:
         found.setdefault(kind, []).append(number)
-    assert list(found) == [Kind.INFER, Kind.CALL, Kind.ANSWER]
-    assert found[Kind.INFER] == list(range(30))
-    assert sorted(found[Kind.ANSWER]) == found[Kind.ANSWER] == [40, 40, 41, 41]
-    assert theirs.frames[1][0] == Kind.CALL
-    assert (Kind.INFER, 28, b"m", longest[:27] + longest) in theirs.frames
+    assert list(found) == [LinkKind.INFER, LinkKind.CALL, LinkKind.ANSWER]
+    assert found[LinkKind.INFER] == list(range(30))
+    assert sorted(found[LinkKind.ANSWER]) == found[LinkKind.ANSWER] == [40, 40, 41, 41]
+    assert theirs.frames[1][0] == LinkKind.CALL
+    assert (LinkKind.INFER, 28, b"m", longest[:27] + longest) in theirs.frames
     assert ours.channel.waiting == 0
     # Closing meanwhile leaves nothing behind.
-    ours.channel.send_parts(Kind.ANSWER, 0, 30, b"m", [longest])
+    ours.channel.send_parts(LinkKind.ANSWER, 0, 30, b"m", [longest])
     await asyncio.sleep(0)
     ours.channel.close()
     await theirs.lost
@@ -120,10 +120,10 @@ async def test_unread_frames_wait() -> None:
     waits: list[int] = []
     end = End(ours, waits.append)
     for number in range(200):
-        end.channel.send_parts(Kind.ANSWER, 0, number, b"", [bytes(INLINE)])
+        end.channel.send_parts(LinkKind.ANSWER, 0, number, b"", [bytes(INLINE)])
     await asyncio.sleep(0)
     # While so much is queued, nothing more is read from the other end.
-    theirs.sendall(frame(Kind.CANCEL, number=1))
+    theirs.sendall(frame(LinkKind.CANCEL, number=1))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not end.frames
@@ -142,21 +142,21 @@ async def test_files_wait_until_they_are_received() -> None:
     waits: list[int] = []
     end, other = End(ours, waits.append), End(theirs)
     size = INLINE + 1
-    going = partial(end.channel.send, Kind.CANCEL, 1)
-    end.channel.send_parts(Kind.ANSWER, 0, 2, b"", [bytes(size)], going)
+    going = partial(end.channel.send, LinkKind.CANCEL, 1)
+    end.channel.send_parts(LinkKind.ANSWER, 0, 2, b"", [bytes(size)], going)
     await other.has(2)
-    assert [kind for kind, _, _, _ in other.frames] == [Kind.CANCEL, Kind.ANSWER]
+    assert [kind for kind, _, _, _ in other.frames] == [LinkKind.CANCEL, LinkKind.ANSWER]
     assert (end.channel.waiting, waits[-1]) == (size, size)
     room: list[int] = []
     end.channel.when_room(0, lambda: room.append(1))
     end.channel.taken(size)
     assert (end.channel.waiting, waits[-1], room) == (0, 0, [1])
     for number, pieces in ((3, [bytes(3 << 20)]), (4, [b"short"])):
-        going = partial(end.channel.send, Kind.ANSWERS, number)
-        end.channel.send_parts(Kind.INFER, 0, number, b"", pieces, going)
+        going = partial(end.channel.send, LinkKind.ANSWERS, number)
+        end.channel.send_parts(LinkKind.INFER, 0, number, b"", pieces, going)
     await other.has(6)
     assert [(kind, number) for kind, number, _, _ in other.frames[2:]] == [
-        (Kind.ANSWERS, 3), (Kind.INFER, 3), (Kind.ANSWERS, 4), (Kind.INFER, 4),
+        (LinkKind.ANSWERS, 3), (LinkKind.INFER, 3), (LinkKind.ANSWERS, 4), (LinkKind.INFER, 4),
     ]  # fmt: skip
     end.channel.close()
     other.channel.close()
@@ -166,7 +166,7 @@ async def test_a_closed_channel_queues_nothing() -> None:
     ours, theirs = socket.socketpair()
     waits: list[int] = []
     end = End(ours, waits.append)
-    end.channel.send_parts(Kind.ANSWER, 0, 1, b"", [bytes(INLINE + 1)])
+    end.channel.send_parts(LinkKind.ANSWER, 0, 1, b"", [bytes(INLINE + 1)])
     end.channel.close()  # in the turn in which it was sent
     await asyncio.sleep(0)
     assert waits == []
@@ -175,7 +175,7 @@ async def test_a_closed_channel_queues_nothing() -> None:
 
 @pytest.mark.parametrize(("data", "reason"), [
     (b"GET / HTTP/1.1\r\n\r\n\r\n\r\n\r\n", "a frame of kind 71"),
-    (pack_header(Kind.INFER, IN_FILE, 1, 0, 1 << 20), "a file that has not come"),
+    (pack_header(LinkKind.INFER, IN_FILE, 1, 0, 1 << 20), "a file that has not come"),
     (b"", "the other end has closed"),
 ], ids=["nonsense", "no file", "nothing"])  # fmt: skip
 async def test_a_broken_link_is_closed(data: bytes, reason: str) -> None:
@@ -195,13 +195,13 @@ async def test_an_exception_ends_the_link(
     ours, theirs = socket.socketpair()
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def take(header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+    def take(header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
         raise KeyError("x")
 
-    channel = Channel(theirs, take, lost.set_result)
+    channel = FrameChannel(theirs, take, lost.set_result)
     other = End(ours)
     for number in range(3):
-        other.channel.send(Kind.CANCEL, number)
+        other.channel.send(LinkKind.CANCEL, number)
     assert await asyncio.wait_for(lost, 20) == "a bug"
     assert await asyncio.wait_for(other.lost, 20)
     assert channel.closed
@@ -213,12 +213,12 @@ async def test_a_system_error_while_receiving_ends_the_link() -> None:
     ours, theirs = socket.socketpair()
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def take(header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+    def take(header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
         raise BlockingIOError("too much is locked")
 
-    channel = Channel(theirs, take, lost.set_result)
+    channel = FrameChannel(theirs, take, lost.set_result)
     other = End(ours)
-    other.channel.send(Kind.CANCEL)
+    other.channel.send(LinkKind.CANCEL)
     assert await asyncio.wait_for(lost, 20) == "too much is locked"
     assert channel.closed
     other.channel.close()

@@ -31,9 +31,9 @@ from headrace.core.errors import (
 from headrace.core.tensors import Tensor, elsewhere
 from headrace.ipc.frames import BrokenFrame
 from headrace.plugins.frontends.link_infer import (
+    LinkResponseReader,
     RequestReader,
     RequestWriter,
-    ResponseReader,
     ResponseWriter,
     error_parts,
     numbers_rest,
@@ -114,7 +114,7 @@ def test_requests(given: list[tuple[Call, dict[str, str]]]) -> None:
 @PROPERTY
 @given(st.lists(responses, min_size=1, max_size=3))
 def test_responses(given: list[InferResponse]) -> None:
-    writer, reader = ResponseWriter(), ResponseReader()
+    writer, reader = ResponseWriter(), LinkResponseReader()
     for response in given * 2:
         meta, pieces = writer.parts(response)
         found = reader.read(meta, b"".join(pieces))
@@ -153,7 +153,7 @@ def test_requests_with_shared_memory(given: Call, classes: dict[str, int], share
 def test_responses_without_data(datatypes: list[Datatype], shape: tuple[int, ...]) -> None:
     outputs = [elsewhere(f"y{n}", datatype, shape) for n, datatype in enumerate(datatypes)]
     outputs.append(Tensor("z", Datatype.INT8, np.ones(1, np.int8)))
-    writer, reader = ResponseWriter(), ResponseReader()
+    writer, reader = ResponseWriter(), LinkResponseReader()
     for _ in range(2):
         meta, pieces = writer.parts(InferResponse("m", "1", "", outputs, Timing(1, 2, 3)))
         found = reader.read(meta, b"".join(pieces))
@@ -224,7 +224,7 @@ def test_damaged_responses(response: InferResponse, data: st.DataObject) -> None
     meta = data.draw(mutations(meta))
     rest = data.draw(mutations(b"".join(pieces)))
     with suppress(BrokenFrame, InvalidRequest):
-        ResponseReader().read(meta, rest)
+        LinkResponseReader().read(meta, rest)
 
 
 @PROPERTY
@@ -232,7 +232,7 @@ def test_damaged_responses(response: InferResponse, data: st.DataObject) -> None
 def test_any_bytes(meta: bytes, rest: bytes) -> None:
     for read in (
         lambda: RequestReader().read(meta, rest, None, Linked),
-        lambda: ResponseReader().read(meta, rest),
+        lambda: LinkResponseReader().read(meta, rest),
     ):
         with pytest.raises(BrokenFrame):
             read()

@@ -21,10 +21,10 @@ from headrace.core.errors import NotFound, Overloaded
 from headrace.core.tensors import Buffer, Tensor
 from headrace.engine.admission import Held
 from headrace.ipc.frames import IN_FILE, Header, frame, pack_header
-from headrace.plugins.frontends.channel import Channel
+from headrace.plugins.frontends.channel import FrameChannel
 from headrace.plugins.frontends.link_infer import (
     Flag,
-    Kind,
+    LinkKind,
     RequestWriter,
     numbers_rest,
     read_error,
@@ -45,7 +45,7 @@ class FrontEnd:
     def __init__(self) -> None:
         self.engine = FakeEngine()
         self.engine.admission.most_requests = 2
-        self.frames: list[tuple[Kind, int, int, bytes, bytes]] = []
+        self.frames: list[tuple[LinkKind, int, int, bytes, bytes]] = []
         self.lost: list[str] = []
         self.ready = 0
         ours, theirs = socket.socketpair()
@@ -53,12 +53,12 @@ class FrontEnd:
             ours, self.engine, unanswered, {}, self._on_ready, self.lost.append
         )
         self.sock: socket.socket = theirs
-        self.channel = Channel(theirs, self._take, self.lost.append)
+        self.channel = FrameChannel(theirs, self._take, self.lost.append)
 
     def _on_ready(self) -> None:
         self.ready += 1
 
-    def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+    def _take(self, header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
         self.frames.append((header.kind, header.number, header.flags, meta, bytes(rest)))
 
     def infer(self, number: int, model: str = "plain", flags: int = 0) -> None:
@@ -67,7 +67,7 @@ class FrontEnd:
         meta, pieces = RequestWriter().parts(
             Call(model, "", str(number), {"x": tensor}, nbytes=100)
         )
-        self.channel.send_parts(Kind.INFER, flags, number, meta, pieces)
+        self.channel.send_parts(LinkKind.INFER, flags, number, meta, pieces)
 
 
 @asynccontextmanager
@@ -106,8 +106,8 @@ async def test_a_request_and_its_answers(front_end: FrontEnd) -> None:
     assert admission.requests == 0
     await until(lambda: len(front_end.frames) == 2)
     assert [f[:3] for f in front_end.frames] == [
-        (Kind.RESPONSE, 5, 0),
-        (Kind.RESPONSE, 5, Flag.FINAL),
+        (LinkKind.RESPONSE, 5, 0),
+        (LinkKind.RESPONSE, 5, Flag.FINAL),
     ]
 
 
@@ -165,8 +165,8 @@ async def test_cancellation(front_end: FrontEnd) -> None:
     work, admission = front_end.engine.plain.work, front_end.engine.admission
     front_end.infer(1)
     front_end.infer(2)
-    front_end.channel.send(Kind.CANCEL, 1)
-    front_end.channel.send(Kind.CANCEL, 99)  # was answered meanwhile
+    front_end.channel.send(LinkKind.CANCEL, 1)
+    front_end.channel.send(LinkKind.CANCEL, 99)  # was answered meanwhile
     await until(lambda: len(work) == 2 and work[0].cancelled)
     assert (admission.requests, work[1].cancelled) == (1, False)
 
@@ -175,7 +175,7 @@ async def test_the_end_of_a_front_end_cancels_its_requests(front_end: FrontEnd) 
     work, admission = front_end.engine.plain.work, front_end.engine.admission
     front_end.infer(1)
     front_end.infer(2)
-    front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(3, 500, 200)))
+    front_end.channel.send(LinkKind.HELD, rest=numbers_rest(*Held(3, 500, 200)))
     await until(lambda: admission.requests == 5)
     assert admission.bytes == 700
     front_end.channel.close()
@@ -186,9 +186,11 @@ async def test_the_end_of_a_front_end_cancels_its_requests(front_end: FrontEnd) 
 
 async def test_usage_reported_by_front_ends(front_end: FrontEnd) -> None:
     admission = front_end.engine.admission
-    front_end.channel.send(Kind.READY)
-    front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(2, 10)))
-    front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(1, 4, 3, 2, 5, 6, 7, 8, 9, 10, 3)))
+    front_end.channel.send(LinkKind.READY)
+    front_end.channel.send(LinkKind.HELD, rest=numbers_rest(*Held(2, 10)))
+    front_end.channel.send(
+        LinkKind.HELD, rest=numbers_rest(*Held(1, 4, 3, 2, 5, 6, 7, 8, 9, 10, 3))
+    )
     await until(lambda: admission.requests == 1)
     assert (front_end.ready, admission.refused, admission.bytes) == (1, 3, 4)
     assert admission.connections == {"http": 5, "grpc": 6}
@@ -201,9 +203,10 @@ async def test_usage_reported_by_front_ends(front_end: FrontEnd) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        frame(Kind.RESPONSE, number=1), frame(Kind.CALL, b"\xff", 1),
-        frame(Kind.HELD, number=1), pack_header(Kind.INFER, IN_FILE, 1, 0, 5),
-        frame(Kind.CALL, b"{}", 1) + frame(Kind.CALL, b"{}", 1), frame(Kind.CALL, b"[]", 1),
+        frame(LinkKind.RESPONSE, number=1), frame(LinkKind.CALL, b"\xff", 1),
+        frame(LinkKind.HELD, number=1), pack_header(LinkKind.INFER, IN_FILE, 1, 0, 5),
+        frame(LinkKind.CALL, b"{}", 1) + frame(LinkKind.CALL, b"{}", 1),
+        frame(LinkKind.CALL, b"[]", 1),
     ],
     ids=["wrong way", "no json", "no number", "no file", "twice", "list"],
 )  # fmt: skip
@@ -219,15 +222,15 @@ async def test_invalid_frames_end_only_the_link(data: bytes, front_end: FrontEnd
 async def test_a_request_that_cannot_be_read_fails_alone(
     meta: bytes, rest: bytes, front_end: FrontEnd
 ) -> None:
-    front_end.channel.send(Kind.INFER, 1, meta, rest)
+    front_end.channel.send(LinkKind.INFER, 1, meta, rest)
     front_end.infer(7)
     await until(lambda: bool(front_end.frames and front_end.engine.plain.work))
-    assert [(f[0], f[1]) for f in front_end.frames] == [(Kind.FAIL, 1)]
+    assert [(f[0], f[1]) for f in front_end.frames] == [(LinkKind.FAIL, 1)]
     assert not front_end.lost
 
 
 frames = st.builds(
-    frame, st.sampled_from(Kind), st.binary(max_size=10), st.integers(0, 3),
+    frame, st.sampled_from(LinkKind), st.binary(max_size=10), st.integers(0, 3),
     st.binary(max_size=20), st.integers(0, 127),
 )  # fmt: skip
 

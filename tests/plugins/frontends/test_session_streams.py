@@ -11,7 +11,7 @@ from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, Overloaded, ServerError
 from headrace.engine.admission import Admission
 from headrace.ipc.frames import FrameReader, frame
-from headrace.plugins.frontends.link_infer import Flag, Kind, RequestWriter
+from headrace.plugins.frontends.link_infer import Flag, LinkKind, RequestWriter
 from headrace.plugins.frontends.process import EngineSession, RemoteEngine, RemoteTarget
 from headrace.plugins.frontends.session import FrontEndSession
 from headrace.protocol.v2_json import pass_raw
@@ -173,7 +173,7 @@ async def test_a_response_that_cannot_be_read_fails_alone(link: Link) -> None:
     await link.work(count=2)
     first, second = link.engine.many.work
     assert broken.target is not None
-    link.host.channel.send(Kind.RESPONSE, broken.target.number, b"[]")
+    link.host.channel.send(LinkKind.RESPONSE, broken.target.number, b"[]")
     second.answer("x")
     await until(lambda: whole.got == ["x"])
     await until(lambda: first.cancelled)
@@ -277,14 +277,14 @@ class Stuck:
             ours, self.engine, none, {}, lambda: None, lambda _: None, give_up_bytes
         )
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-        self.kinds: list[Kind] = []
-        self._reader = FrameReader(Kind)
+        self.kinds: list[LinkKind] = []
+        self._reader = FrameReader(LinkKind)
 
     async def submit(self, number: int) -> Work:
         """Send a request for the model with many answers."""
         meta, pieces = RequestWriter().parts(Call("many", "", "", {}))
         before = len(self.engine.many.work)
-        self.sock.sendall(frame(Kind.INFER, meta, number, b"".join(pieces)))
+        self.sock.sendall(frame(LinkKind.INFER, meta, number, b"".join(pieces)))
         await until(lambda: len(self.engine.many.work) > before)
         return self.engine.many.last
 
@@ -321,8 +321,8 @@ async def test_models_pause_while_the_front_end_does_not_read() -> None:
     assert (other.held, other.holds) == (False, 0)
     other.answer("x")
     assert other.holds == 1
-    stuck.sock.sendall(frame(Kind.PAUSE, number=2))  # its client, too
-    stuck.sock.sendall(frame(Kind.PAUSE, number=99))
+    stuck.sock.sendall(frame(LinkKind.PAUSE, number=2))  # its client, too
+    stuck.sock.sendall(frame(LinkKind.PAUSE, number=99))
 
     def read() -> bool:
         stuck.read()
@@ -330,7 +330,7 @@ async def test_models_pause_while_the_front_end_does_not_read() -> None:
 
     await until(read)
     assert other.held
-    stuck.sock.sendall(frame(Kind.GO_ON, number=2))
+    stuck.sock.sendall(frame(LinkKind.GO_ON, number=2))
     await until(lambda: not other.held)
     assert (work.holds, other.holds) == (1, 1)
     stuck.close()
@@ -349,7 +349,7 @@ async def test_a_model_that_does_not_pause_is_cancelled() -> None:
 
     def read() -> bool:
         stuck.read()
-        return Kind.FAIL in stuck.kinds
+        return LinkKind.FAIL in stuck.kinds
 
     await until(read)
     stuck.close()

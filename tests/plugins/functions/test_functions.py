@@ -12,8 +12,8 @@ import headrace
 from headrace import SignatureError, model
 from headrace.plugins.functions import load, offered
 from headrace.plugins.functions.adapter import (
-    AsyncModel,
     AsyncStreamModel,
+    CoroutineModel,
     FunctionModel,
     PlainModel,
     StreamModel,
@@ -100,7 +100,7 @@ def loaded(tmp_path: Path, source: str, **parameters: str) -> Any:
     ("source", "kind"),
     [
         (ONE, PlainModel),
-        (TWO, AsyncModel),
+        (TWO, CoroutineModel),
         ("@model\ndef f(x: int) -> Iterator[int]: yield x", StreamModel),
         ("@model\nasync def f(x: int) -> AsyncIterator[int]: yield x", AsyncStreamModel),
         ("@model\nclass C:\n def predict(self, x: int) -> int: return x", PlainModel),

@@ -9,7 +9,13 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import pytest
 
 from headrace import Context, Float32, Frame, Int64, N, SignatureError, Strings, Table
-from headrace.plugins.functions.signature import Mode, Options, Packing, Signature, read_signature
+from headrace.plugins.functions.signature import (
+    CallMode,
+    FunctionSignature,
+    Options,
+    Packing,
+    read_signature,
+)
 
 
 class Width: ...
@@ -35,16 +41,16 @@ class Row(TypedDict):
     name: str
 
 
-def signature(function: Callable[..., Any], **options: Any) -> Signature:
+def signature(function: Callable[..., Any], **options: Any) -> FunctionSignature:
     return read_signature(function, "f", Options(**options))
 
 
-def inputs(found: Signature) -> list[tuple[str, str, list[int], bool]]:
+def inputs(found: FunctionSignature) -> list[tuple[str, str, list[int], bool]]:
     """Inputs on the wire."""
     return [(p.name, p.element.datatype, p.shape, p.optional) for p in found.inputs]
 
 
-def outputs(found: Signature) -> list[tuple[str, str, list[int]]]:
+def outputs(found: FunctionSignature) -> list[tuple[str, str, list[int]]]:
     """Outputs on the wire."""
     return [(p.name, p.element.datatype, p.shape) for p in found.results]
 
@@ -53,7 +59,7 @@ def test_a_batch_of_arrays() -> None:
     def f(text: Strings[N], x: Float32[N, Literal[4], int]) -> tuple[Float32[N], Strings[N]]: ...
 
     found = signature(f, max_batch_size=8)
-    assert (found.mode, found.max_batch_size) == (Mode.BATCH, 8)
+    assert (found.mode, found.max_batch_size) == (CallMode.BATCH, 8)
     assert inputs(found) == [("text", "BYTES", [], False), ("x", "FP32", [4, -1], False)]
     assert outputs(found) == [("output0", "FP32", []), ("output1", "BYTES", [])]
 
@@ -62,7 +68,7 @@ def test_without_a_batch_size_arrays_are_those_of_one_request() -> None:
     def f(x: Float32[N, Width], scale: float = 1.0) -> float: ...
 
     found = signature(f)
-    assert (found.mode, found.max_batch_size) == (Mode.REQUEST, 0)
+    assert (found.mode, found.max_batch_size) == (CallMode.REQUEST, 0)
     assert inputs(found) == [("x", "FP32", [-1, -1], False), ("scale", "FP64", [1], True)]
     assert outputs(found) == [("output", "FP64", [1])]
 
@@ -71,27 +77,27 @@ def test_single_values_are_rows() -> None:
     def f(text: str, limit: int = 3) -> list[float]: ...
 
     found = signature(f)
-    assert (found.mode, found.max_batch_size) == (Mode.ROW, 64)
+    assert (found.mode, found.max_batch_size) == (CallMode.ROW, 64)
     assert inputs(found) == [("text", "BYTES", [], False), ("limit", "INT64", [], True)]
     assert outputs(found) == [("output", "FP64", [-1])]
     assert signature(f, max_batch_size=3).max_batch_size == 3
-    assert signature(f, max_batch_size=0).mode is Mode.REQUEST
+    assert signature(f, max_batch_size=0).mode is CallMode.REQUEST
 
 
 def test_rows_of_arrays() -> None:
     def f(x: Float32[Width]) -> Float32[Width]: ...
 
     found = signature(f, per_row=True)
-    assert (found.mode, inputs(found)) == (Mode.ROW, [("x", "FP32", [-1], False)])
-    assert signature(f, max_batch_size=4).mode is Mode.BATCH
-    assert signature(f, max_batch_size=4, per_row=True).mode is Mode.ROW
+    assert (found.mode, inputs(found)) == (CallMode.ROW, [("x", "FP32", [-1], False)])
+    assert signature(f, max_batch_size=4).mode is CallMode.BATCH
+    assert signature(f, max_batch_size=4, per_row=True).mode is CallMode.ROW
 
 
 def test_lists_are_several_rows() -> None:
     def f(texts: list[str]) -> list[list[float]]: ...
 
     found = signature(f, max_batch_size=4)
-    assert (found.mode, inputs(found)) == (Mode.BATCH, [("texts", "BYTES", [], False)])
+    assert (found.mode, inputs(found)) == (CallMode.BATCH, [("texts", "BYTES", [], False)])
     assert outputs(found) == [("output", "FP64", [-1])]
 
 
@@ -148,7 +154,7 @@ def test_streams() -> None:
 
     for function, count in ((tokens, 1), (handed_on, 1), (later, 2)):
         found = signature(function)
-        assert (found.mode, found.max_batch_size) == (Mode.STREAM, 0)
+        assert (found.mode, found.max_batch_size) == (CallMode.STREAM, 0)
         assert found.asynchronous is (function is later)
         assert inputs(found)[0] == ("prompt", "BYTES", [1], False)
         assert len(found.results) == count
@@ -158,7 +164,7 @@ def test_coroutines() -> None:
     async def f(x: float) -> float: ...
 
     assert signature(f).asynchronous
-    assert signature(f).mode is Mode.ROW
+    assert signature(f).mode is CallMode.ROW
 
 
 def untyped(x) -> int: ...  # type: ignore[no-untyped-def]

@@ -31,7 +31,7 @@ from headrace import (
     UInt64,
 )
 from headrace.core.datatypes import Datatype
-from headrace.plugins.functions.signature import Column, Columns, Form, Tensor, read
+from headrace.plugins.functions.signature import Columns, TableColumn, Tensor, TensorForm, read
 
 T = TypeVar("T")
 Tokens = NewType("Tokens", int)
@@ -71,22 +71,22 @@ def test_there_is_a_name_for_every_datatype() -> None:
 def test_dimensions(hint: Any, dims: list[tuple[str, int]]) -> None:
     found = tensor(hint)
     assert found.element.datatype == "FP32"
-    assert found.form is Form.ARRAY
+    assert found.form is TensorForm.ARRAY
     assert [(dim.name, dim.size) for dim in found.dims] == dims
 
 
 @pytest.mark.parametrize(
     ("hint", "datatype", "form", "rank"),
     [
-        (bool, "BOOL", Form.SINGLE, 0), (int, "INT64", Form.SINGLE, 0),
-        (float, "FP64", Form.SINGLE, 0), (str, "BYTES", Form.SINGLE, 0),
-        (bytes, "BYTES", Form.SINGLE, 0), (np.float32, "FP32", Form.SINGLE, 0),
-        (np.uint8, "UINT8", Form.SINGLE, 0), (list[str], "BYTES", Form.LIST, 1),
-        (Sequence[list[np.int16]], "INT16", Form.LIST, 2),
-        (Annotated[float, "in euros"], "FP64", Form.SINGLE, 0),
+        (bool, "BOOL", TensorForm.SINGLE, 0), (int, "INT64", TensorForm.SINGLE, 0),
+        (float, "FP64", TensorForm.SINGLE, 0), (str, "BYTES", TensorForm.SINGLE, 0),
+        (bytes, "BYTES", TensorForm.SINGLE, 0), (np.float32, "FP32", TensorForm.SINGLE, 0),
+        (np.uint8, "UINT8", TensorForm.SINGLE, 0), (list[str], "BYTES", TensorForm.LIST, 1),
+        (Sequence[list[np.int16]], "INT16", TensorForm.LIST, 2),
+        (Annotated[float, "in euros"], "FP64", TensorForm.SINGLE, 0),
     ],
 )  # fmt: skip
-def test_types_of_python_and_numpy(hint: Any, datatype: str, form: Form, rank: int) -> None:
+def test_types_of_python_and_numpy(hint: Any, datatype: str, form: TensorForm, rank: int) -> None:
     found = tensor(hint)
     assert (found.element.datatype, found.form, len(found.dims)) == (datatype, form, rank)
 
@@ -153,7 +153,7 @@ def columns(hint: Any) -> tuple[str, list[tuple[str, str, bool]]]:
     found, missing = read(hint)
     assert isinstance(found, Columns)
     assert not missing
-    assert all(isinstance(column, Column) for column in found.columns)
+    assert all(isinstance(column, TableColumn) for column in found.columns)
     return found.library, [(c.name, c.element.datatype, c.nullable) for c in found.columns]
 
 

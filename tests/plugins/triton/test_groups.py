@@ -3,13 +3,13 @@ from google.protobuf import text_format
 
 from headrace.core.errors import InvalidOption
 from headrace.placement.upstream.reconciler import agree, described
-from headrace.placement.upstream.triton_options import Place
+from headrace.placement.upstream.triton_options import NumberedProcess
 from headrace.plugins.triton.groups import as_configured, groups_of
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-ONE = [Place(0, 1)]
-TWO = [Place(0, 2), Place(1, 2)]
-PER_GPU = [Place(0, 2, "0", True), Place(1, 2, "1", True)]
+ONE = [NumberedProcess(0, 1)]
+TWO = [NumberedProcess(0, 2), NumberedProcess(1, 2)]
+PER_GPU = [NumberedProcess(0, 2, "0", True), NumberedProcess(1, 2, "1", True)]
 
 
 def groups(text: str) -> list[ModelInstanceGroup]:
@@ -45,7 +45,7 @@ def groups(text: str) -> list[ModelInstanceGroup]:
     ],
 )  # fmt: skip
 def test_instances_of_each_process(
-    asked: str, places: list[Place], expected: list[str | None]
+    asked: str, places: list[NumberedProcess], expected: list[str | None]
 ) -> None:
     found = [groups_of(groups(asked), place) for place in places]
     assert found == [None if one is None else groups(one) for one in expected]

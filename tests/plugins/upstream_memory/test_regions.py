@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.plugins.upstream_memory.regions import (
     GRACE_SECS,
     SMALLEST,
-    Lease,
+    RegionLease,
     RegionPool,
     SharedRegion,
     exists,
@@ -95,7 +95,7 @@ def make(pool: RegionPool) -> Piece:
     return piece
 
 
-def taken(pool: RegionPool, nbytes: int = SMALLEST, now: float = 0.0) -> Lease:
+def taken(pool: RegionPool, nbytes: int = SMALLEST, now: float = 0.0) -> RegionLease:
     """A region, created if needed."""
     lease = pool.take(nbytes, now)
     if lease is None:

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from headrace.protocol.http2.connection import Connection
+from headrace.protocol.http2.connection import Http2Connection
 from headrace.protocol.http2.protocol import CONTINUATION, GOAWAY, PREFACE, PUSH_PROMISE, Limits
 from tests.protocol.http2.peer import Server, build
 from tests.protocol.http2.server_peer import Client
@@ -18,7 +18,7 @@ SIZES = (
 KINDS = range(CONTINUATION + 4)  # and unknown ones
 
 
-def receive(connection: Connection, data: bytes) -> None:
+def receive(connection: Http2Connection, data: bytes) -> None:
     """Feed a connection like a socket does: unconsumed bytes precede the next ones."""
     buffer = memoryview(bytearray(BUFFER))
     kept = 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.protocol.http2.keep_alive import Due, KeepAlive, Strikes, Watch
+from headrace.protocol.http2.keep_alive import KeepAlive, KeepAliveAction, KeepAliveWatch, Strikes
 from headrace.protocol.http2.protocol import ACK, GOAWAY, PING, ErrorCode
 from tests.protocol.http2.peer import Server, build, parse
 
@@ -14,65 +14,65 @@ RULES = KeepAlive(interval=10, timeout=3, pings_without_data=2)
 
 
 def test_a_silent_peer_with_calls_is_pinged_then_closed() -> None:
-    watch = Watch(RULES, 100, 0)
+    watch = KeepAliveWatch(RULES, 100, 0)
     assert watch.at == 110
-    assert watch.look(110, heard=104, calls=True, sent=1) is Due.NOTHING
+    assert watch.look(110, heard=104, calls=True, sent=1) is KeepAliveAction.NOTHING
     assert watch.at == 114
-    assert watch.look(114, 104, True, 1) is Due.PING
+    assert watch.look(114, 104, True, 1) is KeepAliveAction.PING
     assert watch.at == 117
-    assert watch.look(116, 104, True, 1) is Due.NOTHING
-    assert watch.look(117, 104, True, 1) is Due.GIVE_UP
+    assert watch.look(116, 104, True, 1) is KeepAliveAction.NOTHING
+    assert watch.look(117, 104, True, 1) is KeepAliveAction.GIVE_UP
 
 
 def test_any_bytes_after_the_ping_keep_the_connection() -> None:
-    watch = Watch(RULES, 100, 0)
-    assert watch.look(110, 100, True, 1) is Due.PING
-    assert watch.look(113, 111, True, 1) is Due.NOTHING
+    watch = KeepAliveWatch(RULES, 100, 0)
+    assert watch.look(110, 100, True, 1) is KeepAliveAction.PING
+    assert watch.look(113, 111, True, 1) is KeepAliveAction.NOTHING
     assert watch.at == 121
 
 
 def test_a_peer_without_calls_is_left_alone() -> None:
-    watch = Watch(RULES, 100, 0)
-    assert watch.look(110, 100, False, 1) is Due.NOTHING
+    watch = KeepAliveWatch(RULES, 100, 0)
+    assert watch.look(110, 100, False, 1) is KeepAliveAction.NOTHING
     assert watch.at == 120
-    permitted = Watch(KeepAlive(10, 3, without_calls=True), 100, 0)
-    assert permitted.look(110, 100, False, 1) is Due.PING
+    permitted = KeepAliveWatch(KeepAlive(10, 3, without_calls=True), 100, 0)
+    assert permitted.look(110, 100, False, 1) is KeepAliveAction.PING
 
 
 def test_pings_without_data_slow_to_one_a_minute() -> None:
-    watch = Watch(RULES, 0, 0)
+    watch = KeepAliveWatch(RULES, 0, 0)
     pinged = []
     for now in range(200):
-        if watch.look(now, now - 10, True, sent=7 if now < 150 else 8) is Due.PING:
+        if watch.look(now, now - 10, True, sent=7 if now < 150 else 8) is KeepAliveAction.PING:
             pinged.append(now)
-            assert watch.look(now, now, True, 7) is Due.NOTHING  # answered at once
+            assert watch.look(now, now, True, 7) is KeepAliveAction.NOTHING  # answered at once
     assert pinged == [0, 1, 61, 121, 150, 151]
 
 
 def test_max_connection_age() -> None:
-    watch = Watch(KeepAlive(age=50, grace=30), 100, 1)
+    watch = KeepAliveWatch(KeepAlive(age=50, grace=30), 100, 1)
     assert watch.at == pytest.approx(155)
-    assert watch.look(154, 154, True, 1) is Due.NOTHING
-    assert watch.look(156, 156, True, 1) is Due.RETIRE
+    assert watch.look(154, 154, True, 1) is KeepAliveAction.NOTHING
+    assert watch.look(156, 156, True, 1) is KeepAliveAction.RETIRE
     assert watch.at == 176
-    assert watch.look(176, 176, True, 1) is Due.FINISH
+    assert watch.look(176, 176, True, 1) is KeepAliveAction.FINISH
     assert watch.at == 186
-    assert watch.look(186, 186, True, 1) is Due.CUT
+    assert watch.look(186, 186, True, 1) is KeepAliveAction.CUT
 
 
 def test_max_connection_age_with_unlimited_grace() -> None:
-    watch = Watch(KeepAlive(age=50), 100, -1)
+    watch = KeepAliveWatch(KeepAlive(age=50), 100, -1)
     assert watch.at == pytest.approx(145)
-    assert watch.look(146, 146, True, 1) is Due.RETIRE
-    assert watch.look(166, 166, True, 1) is Due.FINISH
-    assert watch.look(9_000, 8_999, True, 1) is Due.NOTHING
+    assert watch.look(146, 146, True, 1) is KeepAliveAction.RETIRE
+    assert watch.look(166, 166, True, 1) is KeepAliveAction.FINISH
+    assert watch.look(9_000, 8_999, True, 1) is KeepAliveAction.NOTHING
 
 
 def test_a_dead_peer_is_closed_also_after_max_age() -> None:
-    watch = Watch(KeepAlive(interval=10, timeout=3, age=5), 0, 0)
-    assert watch.look(5, 0, True, 1) is Due.RETIRE
-    assert watch.look(10, 0, True, 1) is Due.PING
-    assert watch.look(13, 0, True, 1) is Due.GIVE_UP
+    watch = KeepAliveWatch(KeepAlive(interval=10, timeout=3, age=5), 0, 0)
+    assert watch.look(5, 0, True, 1) is KeepAliveAction.RETIRE
+    assert watch.look(10, 0, True, 1) is KeepAliveAction.PING
+    assert watch.look(13, 0, True, 1) is KeepAliveAction.GIVE_UP
 
 
 @given(
@@ -92,7 +92,7 @@ def test_the_next_check_is_always_in_the_future(
     rules: KeepAlive, jitter: float, steps: list[tuple[bool, bool, int]]
 ) -> None:
     now = heard = 0.0
-    watch = Watch(rules, now, jitter)
+    watch = KeepAliveWatch(rules, now, jitter)
     still = 0
     for comes, calls, sent in steps:
         still = still + 1 if watch.at <= now else 0
@@ -100,7 +100,7 @@ def test_the_next_check_is_always_in_the_future(
         now = max(now, watch.at)
         assert now < inf
         heard = now if comes else heard
-        if watch.look(now, heard, calls, sent) in (Due.GIVE_UP, Due.CUT):
+        if watch.look(now, heard, calls, sent) in (KeepAliveAction.GIVE_UP, KeepAliveAction.CUT):
             return
 
 

@@ -5,7 +5,7 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headrace.cli.command import Group, option
+from headrace.cli.command import OptionGroup, option
 from headrace.cli.remote import parse_model, parse_version, remote_command
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ INFER = remote_command(
     option("--rows N", "rows to generate (default: 1)", type=_count, default=1),
     option("--seed N", "seed of generated values (default: 0)", type=int, default=0),
     as_json="print JSON: one document, or one per response of a stream",
-    groups=(Group("images", (
+    groups=(OptionGroup("images", (
         option("--layout", "order of an input's axes, if ambiguous", action="store",
                choices=("HWC", "CHW", "HW"), default=""),
         option("--scale X", "factor (default: 1/255 for floats, else 1)", type=_numbers),

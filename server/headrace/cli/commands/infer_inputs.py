@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from headrace.cli.remote import CommandFailed, content, parse_json
-from headrace.client.tables import Table, pyarrow, table_of
-from headrace.client.values import Declared, Signature
+from headrace.client.tables import ColumnTable, pyarrow, table_of
+from headrace.client.values import Declared, ModelSignature
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.tensors import Array
 
@@ -30,7 +30,7 @@ _SUFFIXES = ("json", "npy", "npz", *TABLES, *_IMAGES)
 _MODULES = {"arrow": "feather", "jsonl": "json"}  # of pyarrow
 
 
-def read_inputs(options: Namespace, known: Signature) -> dict[str, Any]:
+def read_inputs(options: Namespace, known: ModelSignature) -> dict[str, Any]:
     """Values by the names of inputs: from `--input`, the positional VALUE, and `--random`."""
     found: dict[str, Any] = {}
     for name, text in options.input:
@@ -136,7 +136,7 @@ def _separated(data: bytes, separator: str, inputs: list[Declared]) -> Any:
         ),
     )
     columns = dict(zip(names, table.columns, strict=True))
-    return table if headed else Table(columns, table.num_rows, named=False)
+    return table if headed else ColumnTable(columns, table.num_rows, named=False)
 
 
 def read_image(path: Path, declared: Declared, options: Namespace) -> Array:

@@ -52,7 +52,7 @@ class Peer(RpcContext, Protocol):
 
     @property
     def congested(self) -> bool:
-        """True if too much is queued for the client; `Session.sent` reports when it is less."""
+        """True if too much is queued for the client; `StreamSession.sent` reports its end."""
 
     def send(self, message: Message) -> None:
         """Send a message."""
@@ -64,7 +64,7 @@ class Peer(RpcContext, Protocol):
         """Stop or resume the client's messages; those in transit may still arrive."""
 
 
-class Session(Protocol):
+class StreamSession(Protocol):
     """The receiver of one stream's messages, on the event-loop thread. Must not block.
 
     May raise `ServerError`, which ends the stream. After `finish` only `closed` is called.
@@ -87,7 +87,7 @@ class Session(Protocol):
         """The stream has ended, from either side. Called exactly once, last."""
 
 
-class Server(Protocol):
+class GrpcServer(Protocol):
     """Interface of both transports."""
 
     async def announce(self, grace: float) -> None:
@@ -104,7 +104,7 @@ class Server(Protocol):
         """Read the files again for new connections; raises `OSError` and uses the earlier ones."""
 
 
-class BindingServer(Server, Protocol):
+class BindingServer(GrpcServer, Protocol):
     """A server that opens its port itself."""
 
     def bind(self, address: str, port: int, tls: TlsFiles | None) -> int:
@@ -117,7 +117,7 @@ class BindingServer(Server, Protocol):
 # Called with the message and an `InferCall`, which the handler answers.
 Direct = Callable[[Buffer, Any], None]
 Unary = Callable[[Buffer, Any], Awaitable[bytes]]
-Open = Callable[[Peer], Session]
+Open = Callable[[Peer], StreamSession]
 
 
 @dataclass(frozen=True, slots=True)

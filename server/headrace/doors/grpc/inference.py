@@ -27,7 +27,7 @@ from headrace.core.errors import (
 from headrace.core.limits import Payer
 from headrace.core.tensors import Buffer
 from headrace.core.turns import SMALL
-from headrace.doors.grpc.call import Message, Noted, Open, Peer, Session
+from headrace.doors.grpc.call import Message, Noted, Open, Peer, StreamSession
 from headrace.engine.admission import Account, ConnectionAccount
 from headrace.engine.entrance import (
     GIVE_UP_BYTES,
@@ -230,7 +230,7 @@ _MAX_IN_FLIGHT = 1024
 _PAUSE_ALL_BYTES = 8 << 20  # queued in a stream above which all its requests are held
 
 
-class Slot(MessageCall):
+class StreamedCall(MessageCall):
     """One request of a stream, and its messages that are not written yet.
 
     `empty_final` has the model and version of the request, if it asked for an empty final response.
@@ -368,17 +368,17 @@ class StreamInfer:
         self.metadata = peer.metadata
         self.remaining = peer.remaining
         self._real_errors = peer.metadata().get("triton_grpc_error") == "true"
-        self._ordered: deque[Slot] = deque()
-        self._unordered: set[Slot] = set()
-        self._ready: deque[Slot] = deque()
-        self._drained: list[Slot] = []  # held slots whose messages are all written
+        self._ordered: deque[StreamedCall] = deque()
+        self._unordered: set[StreamedCall] = set()
+        self._ready: deque[StreamedCall] = deque()
+        self._drained: list[StreamedCall] = []  # held slots whose messages are all written
         self._kept = self._charged = 0
         self._half_closed = False
         self._holding = False
         self._over = False
         self._writing = False
         self._deferring = False  # a request is being decoded; later ones are `_behind`
-        self._behind: deque[tuple[Slot, Buffer]] = deque()
+        self._behind: deque[tuple[StreamedCall, Buffer]] = deque()
         engine.admission.watch_close(self.write)
 
     @property
@@ -388,7 +388,7 @@ class StreamInfer:
 
     @property
     def idle(self) -> bool:
-        """Implements `Session.idle`."""
+        """Implements `StreamSession.idle`."""
         return not self._under_way
 
     @property
@@ -399,7 +399,7 @@ class StreamInfer:
 
     def receive(self, message: Buffer) -> None:
         """Submit a request, after those before it."""
-        slot = Slot(self)
+        slot = StreamedCall(self)
         self._ordered.append(slot)
         if self._enter(slot, message):
             if self._deferring:
@@ -433,7 +433,7 @@ class StreamInfer:
         self._behind.clear()
         self._cancel_some(slots, SMALL)  # many streams may end in this turn
 
-    def _cancel_some(self, slots: deque[Slot], most: int) -> None:
+    def _cancel_some(self, slots: deque[StreamedCall], most: int) -> None:
         """Cancel some requests now, and the others in turns of the loop."""
         turns = self._engine.admission.turns
         for _ in range(min(len(slots), most)):
@@ -449,13 +449,13 @@ class StreamInfer:
 
     # --- from the engine
 
-    def count_out(self, slot: Slot) -> None:
+    def count_out(self, slot: StreamedCall) -> None:
         """Release the charge of a request that has ended."""
         if slot.executing:
             slot.executing = False
             self._account.leave(slot.nbytes)
 
-    def count_more(self, slot: Slot, nbytes: int) -> None:
+    def count_more(self, slot: StreamedCall, nbytes: int) -> None:
         """Charge further bytes of a request; raises `Overloaded`."""
         self._account.grow(nbytes, slot.nbytes)
 
@@ -463,12 +463,12 @@ class StreamInfer:
         """Raise `ServerError` for a response that is too large."""
         self._account.check_answer(model, sum(map(len, message)))
 
-    def end(self, slot: Slot) -> None:
+    def end(self, slot: StreamedCall) -> None:
         """Mark a request as answered; at most one message follows."""
         slot.answered = True
         self._answers[0 if slot.error is None else STATUS[type(slot.error)].grpc] += 1
 
-    def came(self, slot: Slot, message: Message | None) -> None:
+    def came(self, slot: StreamedCall, message: Message | None) -> None:
         """Queue a message of a request, or only its end."""
         if self._over:
             return
@@ -534,7 +534,7 @@ class StreamInfer:
 
     # --- scheduling of writes
 
-    def _offer(self, slot: Slot) -> None:
+    def _offer(self, slot: StreamedCall) -> None:
         """Schedule a request that may write and has messages."""
         if not slot.ready and (slot.messages or slot.answered):
             slot.ready = True
@@ -551,13 +551,13 @@ class StreamInfer:
                 return
             self._leave_order(ordered.popleft())
 
-    def _leave_order(self, slot: Slot) -> None:
+    def _leave_order(self, slot: StreamedCall) -> None:
         """Move a request out of the ordered ones, so that it can be answered at any time."""
         slot.ordered = False
         self._unordered.add(slot)
         self._offer(slot)
 
-    def _write_one(self, slot: Slot) -> bool:
+    def _write_one(self, slot: StreamedCall) -> bool:
         """Write one message of a request, or its end; returns True to go on."""
         slot.ready = False
         messages = slot.messages
@@ -583,7 +583,7 @@ class StreamInfer:
             self._drained.append(slot)
         return True
 
-    def _answered(self, slot: Slot) -> None:
+    def _answered(self, slot: StreamedCall) -> None:
         """Remove a request whose messages are all written."""
         self.count_out(slot)
         if slot.ordered:
@@ -592,7 +592,7 @@ class StreamInfer:
         else:
             self._unordered.discard(slot)
 
-    def _restrain(self, slot: Slot) -> None:
+    def _restrain(self, slot: StreamedCall) -> None:
         """Bound the queue after a new message: hold the request, or end one."""
         if not slot.paused:
             if slot.waiting > PAUSE_BYTES or self._waits_beyond(_PAUSE_ALL_BYTES):
@@ -618,7 +618,7 @@ class StreamInfer:
         slot.messages.clear()
         slot.fail(not_read())
 
-    def _enter(self, slot: Slot, data: Buffer) -> bool:
+    def _enter(self, slot: StreamedCall, data: Buffer) -> bool:
         """Charge a request; returns False if it is refused."""
         try:
             nbytes = check_size(data, self._limit)
@@ -630,7 +630,7 @@ class StreamInfer:
         slot.executing = True
         return True
 
-    def _submit(self, slot: Slot, data: Buffer) -> None:
+    def _submit(self, slot: StreamedCall, data: Buffer) -> None:
         try:
             message = self._reader.read(data)
             slot.id = message.id
@@ -669,7 +669,7 @@ def stream_opener(
     """
     reader, writer = InferReader(), InferWriter()
 
-    def open_stream(peer: Peer) -> Session:
+    def open_stream(peer: Peer) -> StreamSession:
         pattern = None if rules is None else rules.pattern
         return StreamInfer(engine, max_request_bytes, reader, writer, peer, give_up_bytes, pattern)
 

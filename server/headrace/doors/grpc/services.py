@@ -99,10 +99,10 @@ def health_handlers(readiness: Readiness, admission: Admission) -> tuple[Unary, 
         check_size(data, _CHECK.max_bytes, fixed=True)
         return _status(readiness.ready and not admission.exiting)
 
-    return check, partial(Watch, readiness, admission)
+    return check, partial(HealthSession, readiness, admission)
 
 
-class Watch:
+class HealthSession:
     """A `Session` that reports the server's readiness until it exits.
 
     The client's single message names a service, which is ignored.

@@ -57,7 +57,7 @@ class Refusal(Exception):
         self.text = text
 
 
-class Application:
+class AsgiApplication:
     """An ASGI application, and its calls that have not returned.
 
     If `rules` forward headers, the scopes also have them in original case (`NAMES`).
@@ -260,7 +260,7 @@ class Requests:
 
     def __init__(
         self,
-        application: Application,
+        application: AsgiApplication,
         base: Mapping[str, Any],
         out: Outgoing,
         taken: Callable[[], None],

@@ -33,13 +33,13 @@ from headrace.doors.http.asgi import (
     GONE,
     HEAD_LIMIT,
     STATUS_LINES,
-    Application,
+    AsgiApplication,
     Refusal,
     Requests,
     log_access,
 )
 from headrace.doors.http.exchange import CLOSE, JSON, Answer, Exchange, plain_lines
-from headrace.doors.http.head import END, Head, Heads
+from headrace.doors.http.head import END, Heads, InferHead
 from headrace.doors.http.outgoing import Outgoing
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.entrance import Progress, memory_for
@@ -76,7 +76,7 @@ class ServerState:
     path, the application gets all requests.
     """
 
-    application: Application
+    application: AsgiApplication
     admission: Admission
     keep_alive_secs: float
     patience_secs: float
@@ -85,7 +85,7 @@ class ServerState:
     connections: "set[Connection]" = field(default_factory=set)
 
 
-def _memory(head: Head, length: int) -> memoryview:
+def _memory(head: InferHead, length: int) -> memoryview:
     """Memory for a body: where its model's workers read it, if its tensors are binary."""
     size = head.json_size
     if size is None or not (size.isdecimal() and len(size) < 20) or head.content_encoding:
@@ -134,7 +134,7 @@ class HttpCall(Exchange):
     body: memoryview | None  # the body being received; `filled` bytes have arrived
     json: PlainJson | None  # decoded the body, and may encode the answer
 
-    def __init__(self, connection: "Connection", limit: int, head: Head) -> None:
+    def __init__(self, connection: "Connection", limit: int, head: InferHead) -> None:
         # Inlined `Exchange.__init__` and `begin`, to save Python calls per request.
         self.head = head
         self.account = connection.account

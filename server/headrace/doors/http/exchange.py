@@ -19,7 +19,7 @@ from headrace.core.errors import (
 from headrace.core.limits import Payer
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
-from headrace.doors.http.head import Head
+from headrace.doors.http.head import InferHead
 from headrace.engine.admission import Account
 from headrace.engine.entrance import HTTP_NOT_DECOUPLED, Target
 from headrace.engine.workbench import LARGE, Deferred, Job, Workbench
@@ -94,7 +94,7 @@ class Exchange(Call):
     found: Target | None
     _form: ResponseForm | None
 
-    def __init__(self, limit: int, head: Head, account: Account) -> None:
+    def __init__(self, limit: int, head: InferHead, account: Account) -> None:
         """`limit` bounds the body in bytes, also once it is decompressed.
 
         `account` is the connection's.

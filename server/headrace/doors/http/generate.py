@@ -21,11 +21,11 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.doors.http.asgi import OPERATION
 from headrace.doors.http.exchange import CLOSE, JSON, Answer, Exchange
-from headrace.doors.http.head import Head
+from headrace.doors.http.head import InferHead
 from headrace.doors.http.infer import (
+    BareRoute,
     InferRoute,
     PostRoute,
-    Route,
     answer_instead,
     read_body,
     send_answer,
@@ -63,7 +63,7 @@ class GenerateExchange(Exchange):
     refusal = ""
     timing: Timing | None  # of the last response
 
-    def __init__(self, limit: int, head: Head, account: Account) -> None:
+    def __init__(self, limit: int, head: InferHead, account: Account) -> None:
         super().__init__(limit, head, account)
         self.count = 0  # responses so far
         self.over = False
@@ -260,7 +260,7 @@ class GenerateRoute(PostRoute):
 
     operations = ("Generate", "GenerateStream")
 
-    async def post(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
+    async def post(self, head: InferHead, scope: Scope, receive: Receive, send: Send) -> None:
         """Implements `PostRoute.post`."""
         exchange = GenerateExchange(self._limit, head, self.account(scope))
         try:
@@ -377,7 +377,7 @@ def inference_routes(
     max_request_bytes: int,
     rules: DoorRules,
     generate: Entrance | None = None,
-) -> list[Route]:
+) -> list[BareRoute]:
     """The routes of inference; `generate` is the entrance for generate requests."""
     given = max_request_bytes, rules
     return [InferRoute(engine, *given), GenerateRoute(generate or engine, *given)]

@@ -24,7 +24,7 @@ _UNITS = 4  # of `Turns.share`, of a request with a short body
 
 
 @dataclass(slots=True)
-class Head:
+class InferHead:
     """The head of an infer request; `length` is None for a chunked body.
 
     `version` is "" if the path names none. `json_size` and the encodings are the headers' text.
@@ -92,7 +92,7 @@ def head_of(
     parts: Mapping[str, str],
     headers: Sequence[tuple[bytes, bytes]],
     told: tuple[Mapping[str, str], str] = ({}, ""),
-) -> Head:
+) -> InferHead:
     """The head of a request to the model and version of a path; raises `InvalidRequest`."""
     values = {name: value.decode("latin-1") for name, value in headers}
     length: int | None = None
@@ -101,7 +101,7 @@ def head_of(
         if not (text.isascii() and text.isdigit()) or len(text) > 19:
             raise InvalidRequest(f"Content-Length must be a number of bytes, got {text[:40]!r}")
         length = int(text)
-    return Head(
+    return InferHead(
         entrance,
         path,
         parts["name"],
@@ -149,12 +149,12 @@ class Heads:
 
     def __init__(self, engine: Entrance, rules: DoorRules) -> None:
         """Heads without the header that `rules` require go to the plain route."""
-        self.known: dict[bytes, Head | None] = {}  # the cache of `read`
+        self.known: dict[bytes, InferHead | None] = {}  # the cache of `read`
         self._engine = engine
         self._rules = rules
         rules.watch(self.known.clear)
 
-    def read(self, raw: bytes) -> Head | None:
+    def read(self, raw: bytes) -> InferHead | None:
         """The head whose bytes, including the empty line, are `raw`."""
         if not raw.startswith(_START):
             return None
@@ -168,7 +168,7 @@ class Heads:
             self.known[raw] = head
         return head
 
-    def _parse(self, raw: bytes) -> Head | None:
+    def _parse(self, raw: bytes) -> InferHead | None:
         """Parse the head of an infer request for the fast path; None for any other."""
         reader = _HeadReader()
         parser = httptools.HttpRequestParser(reader)

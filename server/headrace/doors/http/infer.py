@@ -22,7 +22,7 @@ from headrace.doors.http.exchange import (
     Answer,
     Exchange,
 )
-from headrace.doors.http.head import Head, check_key, head_of, told
+from headrace.doors.http.head import InferHead, check_key, head_of, told
 from headrace.engine.admission import Account
 from headrace.engine.entrance import Entrance
 from headrace.observability.statistics import OTHER, Answers
@@ -41,7 +41,7 @@ class _RouteCall(Exchange):
 
     __slots__ = ("future",)
 
-    def __init__(self, limit: int, head: Head, account: Account) -> None:
+    def __init__(self, limit: int, head: InferHead, account: Account) -> None:
         super().__init__(limit, head, account)
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -51,7 +51,7 @@ class _RouteCall(Exchange):
             self.future.set_result(answer)
 
 
-class Route(Protocol):
+class BareRoute(Protocol):
     """A bare endpoint for some paths, in front of an application."""
 
     def claims(self, method: str, path: str) -> bool:
@@ -74,11 +74,11 @@ class PostRoute:
         self._limit = max_request_bytes
 
     def claims(self, method: str, path: str) -> bool:
-        """Implements `Route.claims`."""
+        """Implements `BareRoute.claims`."""
         return self._found(path) is not None
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implements `Route.handle`."""
+        """Implements `BareRoute.handle`."""
         found = self._found(scope["path"])
         assert found is not None, "a route that does not claim the path. This is a bug."
         parts, scope[OPERATION] = found
@@ -104,7 +104,7 @@ class PostRoute:
         found: Account = scope.get(ACCOUNT) or self._engine.admission
         return found
 
-    async def post(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
+    async def post(self, head: InferHead, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Never raises."""
         raise NotImplementedError
 
@@ -122,7 +122,7 @@ class InferRoute(PostRoute):
 
     operations = ("ModelInfer",)
 
-    async def post(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
+    async def post(self, head: InferHead, scope: Scope, receive: Receive, send: Send) -> None:
         """Implements `PostRoute.post`."""
         exchange = _RouteCall(self._limit, head, self.account(scope))
         try:

@@ -21,7 +21,7 @@ from headrace.core.errors import ServerError
 from headrace.doors.http.asgi import OPERATION
 from headrace.doors.http.exchange import JSON, Answer
 from headrace.doors.http.head import check_key
-from headrace.doors.http.infer import Route, send_answer
+from headrace.doors.http.infer import BareRoute, send_answer
 from headrace.engine.engine import Engine
 from headrace.engine.workbench import Threads
 from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
@@ -53,13 +53,13 @@ class HealthRoute:
         ]
 
     def claims(self, method: str, path: str) -> bool:
-        """Implements `Route.claims`."""
+        """Implements `BareRoute.claims`."""
         return method in ("GET", "HEAD") and any(
             route.match(path) is not None for route, *_ in self._probes
         )
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implements `Route.handle`."""
+        """Implements `BareRoute.handle`."""
         scope[OPERATION] = Category.HEALTH
         try:
             check_key(self._rules.key(Category.HEALTH), scope["headers"])
@@ -86,7 +86,7 @@ class LateApp:
     retries. Owned by the event loop.
     """
 
-    def __init__(self, routes: Sequence[Route], build: Callable[[], ASGIApp]) -> None:
+    def __init__(self, routes: Sequence[BareRoute], build: Callable[[], ASGIApp]) -> None:
         self._routes = routes
         self._build = build
         self._threads = Threads(1, "http-application")
@@ -124,7 +124,7 @@ class LateApp:
 
 
 def late_app(
-    engine: Engine, max_request_bytes: int, rules: DoorRules, inference: Sequence[Route] = ()
+    engine: Engine, max_request_bytes: int, rules: DoorRules, inference: Sequence[BareRoute] = ()
 ) -> LateApp:
     """The application for `engine`, with these header rules.
 

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 
 from headrace.api.header_rules import DoorRules
 from headrace.doors.acceptor import ANNOUNCE_SECS, QUEUE, Acceptor, wait_for
-from headrace.doors.http.asgi import Application
+from headrace.doors.http.asgi import AsgiApplication
 from headrace.doors.http.connection import Connection, FastPath, ServerState
 from headrace.engine.admission import Admission
 
@@ -42,7 +42,7 @@ class HttpServer:
         answer once it is `max_age_secs` old, give or take a tenth; 0 for never.
         """
         admission = admission or Admission(0, 0)
-        self._application = Application(app, rules)
+        self._application = AsgiApplication(app, rules)
         self._state = ServerState(
             self._application, admission, keep_alive_secs, patience_secs, read_secs, fast
         )

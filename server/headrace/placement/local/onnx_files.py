@@ -86,7 +86,7 @@ class _FileView:
         return data
 
 
-class Contents(NamedTuple):
+class OnnxContents(NamedTuple):
     """File `locations` named by the tensors of a model file, sorted, and whether it has `loops`.
 
     With `loops`, input values may determine how long the graph runs.
@@ -96,7 +96,7 @@ class Contents(NamedTuple):
     loops: bool
 
 
-def read_contents(model_file: Path) -> Contents:
+def read_contents(model_file: Path) -> OnnxContents:
     """Read a model file; raises `LoadFailed` if it is not an ONNX model."""
     with model_file.open("rb", buffering=0) as file:
         view = _FileView(file.fileno())
@@ -109,7 +109,7 @@ def read_contents(model_file: Path) -> Contents:
             is_pointer = os.pread(file.fileno(), len(_LFS), 0) == _LFS
             what = "it is a pointer of Git LFS; fetch the file itself" if is_pointer else error
             raise LoadFailed(f"{model_file.name} is not a valid ONNX model: {what}") from None
-        return Contents(sorted(locations), not operators.isdisjoint(_LOOPS))
+        return OnnxContents(sorted(locations), not operators.isdisjoint(_LOOPS))
 
 
 def check_locations(locations: Sequence[str], model_file: Path, root: Path) -> list[Path]:

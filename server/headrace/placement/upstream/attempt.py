@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from headrace.core.errors import RemoteUnavailable
-from headrace.placement.upstream.connection import Call, CallFailed, RemoteRequest, RemoteStream
+from headrace.placement.upstream.connection import (
+    CallFailed,
+    RemoteRequest,
+    RemoteStream,
+    UpstreamCall,
+)
 from headrace.placement.upstream.upstream import RULES, Upstream
 from headrace.protocol.status import Failure, Fate, late
 from headrace.protocol.v2_protobuf import RemoteAnswer
@@ -35,7 +40,7 @@ class Lost(Exception):
         self.failure = failure
 
 
-class Sender(Protocol):
+class AttemptSender(Protocol):
     """The sender of a request; `answered` or `failed` is called once, unless it is cancelled."""
 
     def received(self, answer: RemoteAnswer) -> None:
@@ -71,7 +76,7 @@ class Attempt:
         "_begun", "_call", "_policy", "_request", "_sender", "_step", "_tried", "_upstream",
     )  # fmt: skip
 
-    def __init__(self, policy: Policy, request: RemoteRequest, sender: Sender) -> None:
+    def __init__(self, policy: Policy, request: RemoteRequest, sender: AttemptSender) -> None:
         self._policy = policy
         self._request = request
         self._sender = sender
@@ -79,7 +84,7 @@ class Attempt:
         self._step = _Step(policy, request) if in_sequence else None
         self._tried = _NONE
         self._upstream: Upstream | None = None
-        self._call: Call | None = None
+        self._call: UpstreamCall | None = None
         self._begun = False  # true once a response has come
 
     def begin(self) -> bool:
@@ -145,7 +150,7 @@ class Attempt:
             self._upstream = None
             raise
 
-    def _start(self, upstream: Upstream) -> Call:
+    def _start(self, upstream: Upstream) -> UpstreamCall:
         return upstream.begin(self._request, self)
 
     def _release(self) -> Upstream:
@@ -178,7 +183,7 @@ class StreamAttempt(Attempt):
 
     __slots__ = ("_heard", "_held", "_over", "_stream", "_timer")
 
-    def __init__(self, policy: Policy, request: RemoteRequest, sender: Sender) -> None:
+    def __init__(self, policy: Policy, request: RemoteRequest, sender: AttemptSender) -> None:
         super().__init__(policy, request, sender)
         self._stream: RemoteStream | None = None
         self._over = False  # the sender has all responses
@@ -221,7 +226,7 @@ class StreamAttempt(Attempt):
         else:
             super().failed(error)
 
-    def _start(self, upstream: Upstream) -> Call:
+    def _start(self, upstream: Upstream) -> UpstreamCall:
         self._heard = self._policy.loop.time()
         self._stream = stream = upstream.stream(self._request, self)
         if self._held:

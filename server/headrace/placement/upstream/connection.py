@@ -93,14 +93,14 @@ class Receiver(Protocol):
         """Receive the failure: a `CallFailed`, or a bug's exception."""
 
 
-class Call(Protocol):
+class UpstreamCall(Protocol):
     """A call in flight."""
 
     def cancel(self) -> None:
         """Cancel the call: its receiver is not called any more. No effect after its end."""
 
 
-class RemoteStream(Call, Protocol):
+class RemoteStream(UpstreamCall, Protocol):
     """A stream for one request to one upstream, and its responses. Nothing here blocks."""
 
     def hold(self, held: bool) -> None:
@@ -138,7 +138,7 @@ class ProtocolClient(Protocol):
     Times are in seconds, 0 for no limit. Coroutines raise `CallFailed`.
     """
 
-    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> UpstreamCall:
         """Start an inference call."""
 
     def stream(

@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError, Message
 
 from headrace.connections.endpoint import Endpoint
 from headrace.connections.grpc_channel import (
-    Channel,
     ChannelCall,
+    GrpcChannel,
     RequestHeads,
     StreamCall,
     UnaryCall,
@@ -22,13 +22,13 @@ from headrace.connections.grpc_channel import (
 from headrace.core.errors import InvalidRequest, Unavailable
 from headrace.core.tensors import Buffer
 from headrace.placement.upstream.connection import (
-    Call,
     CallFailed,
     Receiver,
     RemoteDescription,
     RemoteRequest,
     RemoteStream,
     StreamReceiver,
+    UpstreamCall,
     nonsense,
 )
 from headrace.placement.upstream.options import RemoteOptions
@@ -227,10 +227,10 @@ class GrpcStream(StreamCall):
             log.exception("bug after a stream")
 
 
-class InferCall(UnaryCall):
+class UpstreamInferCall(UnaryCall):
     """An inference call with callbacks.
 
-    Implements `headrace.placement.upstream.connection.Call`.
+    Implements `headrace.placement.upstream.connection.UpstreamCall`.
     """
 
     messages: GrpcMessages
@@ -256,7 +256,7 @@ class InferCall(UnaryCall):
 C = TypeVar("C", bound=ChannelCall)
 
 
-class GrpcClient(Channel):
+class GrpcClient(GrpcChannel):
     """Implements `headrace.placement.upstream.connection.ProtocolClient` over gRPC."""
 
     def __init__(
@@ -279,11 +279,11 @@ class GrpcClient(Channel):
         )  # fmt: skip
         self._readiness = messages.readiness()
 
-    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> UpstreamCall:
         """Start an inference call."""
         messages = self._messages
         message = messages.request(request)
-        call = self._call(InferCall, messages.infer_path, request.headers, message, seconds)
+        call = self._call(UpstreamInferCall, messages.infer_path, request.headers, message, seconds)
         call.messages, call.receiver = messages, receiver
         self.start(call)
         return call

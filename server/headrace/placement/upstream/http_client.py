@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from headrace.connections.endpoint import Endpoint
 from headrace.connections.http_pool import (
-    Disconnected,
+    ConnectionLost,
     HttpConnection,
     HttpPool,
     NoAnswer,
@@ -30,13 +30,13 @@ from headrace.connections.http_pool import (
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError, Unsupported
 from headrace.core.signature import Signature
 from headrace.placement.upstream.connection import (
-    Call,
     CallFailed,
     Receiver,
     RemoteDescription,
     RemoteRequest,
     RemoteStream,
     StreamReceiver,
+    UpstreamCall,
     nonsense,
     with_headers,
 )
@@ -201,7 +201,7 @@ class HttpClient:
         self._pool = HttpPool(endpoint, tls, options.largest_response)
         self._rest = rest
 
-    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> UpstreamCall:
         """Start an inference call."""
         connection = None
         if self._rest.learned and not self._options.compression:
@@ -213,7 +213,7 @@ class HttpClient:
                 pass
         if connection is None:
             return TaskCall(self.infer(request, seconds), receiver)
-        call = HttpCall(connection, self._read, self._failed, receiver)
+        call = UpstreamHttpCall(connection, self._read, self._failed, receiver)
         connection.send(request_pieces(placed, common), seconds, call.done)
         return call
 
@@ -277,7 +277,7 @@ class HttpClient:
         pieces = request_pieces(request, common or self._common)
         try:
             response = await self._pool.ask(pieces, seconds_left(until) or 0.0)
-        except (NotConnected, Disconnected, NoAnswer, InvalidRequest) as error:
+        except (NotConnected, ConnectionLost, NoAnswer, InvalidRequest) as error:
             raise self._failed(error) from None
         if takes_long(response):
             return await loop.run_in_executor(None, self._unpacked, response)
@@ -313,7 +313,7 @@ class HttpClient:
             return CallFailed(unsent(model), str(error))
         if isinstance(error, NoAnswer):
             return CallFailed(late(model), "no answer in time")
-        if isinstance(error, Disconnected):
+        if isinstance(error, ConnectionLost):
             return CallFailed(lost(model), str(error))
         log.error("model %s: the answer of server %s cannot be used: %s", model,
                   self._endpoint.name, error, extra={"model": model})  # fmt: skip
@@ -328,7 +328,7 @@ def takes_long(response: HttpResponse) -> bool:
     return _ENCODING in response.headers and len(response.body) > LARGE
 
 
-class HttpCall:
+class UpstreamHttpCall:
     """A request on an idle connection; implements `connection.Call`."""
 
     def __init__(

@@ -35,8 +35,8 @@ from headrace.placement.upstream.reconciler import (
 from headrace.placement.upstream.requests import Forwarding
 from headrace.placement.upstream.triton_options import (
     MANAGED_PARAMETERS,
-    ControlOptions,
     LoadCounts,
+    TritonControl,
     check_managed,
     is_managed,
 )
@@ -72,7 +72,7 @@ def load_remote(
     options = RemoteOptions.of(spec.parameters, spec.model, directory, spec.root)
     clients = ProtocolClients(options, spec.model)
     endpoints = options.resolve()
-    control = ControlOptions.of(spec.parameters)
+    control = TritonControl.of(spec.parameters)
     reconciler = Reconciler(clients, endpoints, asked, control, known)
     if control.load:
         reconciler.load(spec.deadline)

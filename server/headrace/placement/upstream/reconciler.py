@@ -29,7 +29,7 @@ from headrace.core.model_spec import LoadSpec
 from headrace.core.tensors import brackets
 from headrace.placement.upstream.connection import CallFailed, ProtocolClient, RemoteDescription
 from headrace.placement.upstream.protocols import ProtocolClients
-from headrace.placement.upstream.triton_options import ControlOptions, LoadCounts
+from headrace.placement.upstream.triton_options import LoadCounts, TritonControl
 from headrace.protocol.documents import to_json
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import (
@@ -202,7 +202,7 @@ class Reconciler:
         clients: ProtocolClients,
         endpoints: Sequence[Endpoint],
         asked: ModelConfig,
-        control: ControlOptions,
+        control: TritonControl,
         loads: LoadCounts,
     ) -> None:
         """`loads` are the models that servers have loaded for this one."""

@@ -48,7 +48,7 @@ class TritonOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlOptions:
+class TritonControl:
     """Control of a model on upstreams, according to its configuration.
 
     `load` makes this server load it there, and `unload` unload it in the end. The reported state is
@@ -62,7 +62,7 @@ class ControlOptions:
     drift_secs: float
 
     @classmethod
-    def of(cls, parameters: Mapping[str, str]) -> "ControlOptions":
+    def of(cls, parameters: Mapping[str, str]) -> "TritonControl":
         """Parse a model's parameters; raises `InvalidOption`."""
         load, unload = (flag(parameters, name) for name in ("remote_load", "remote_unload"))
         if unload and not load:
@@ -76,7 +76,7 @@ class ControlOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NumberedProcess:
     """One process of Triton: number `index` of `count`.
 
     `visible` are its visible GPUs, as in CUDA_VISIBLE_DEVICES; None for those of the server's own

@@ -16,13 +16,13 @@ from headrace.core.errors import LoadFailed
 from headrace.observability.statistics import EndpointCounts, EndpointSeries
 from headrace.placement.child_process import Backoff
 from headrace.placement.upstream.connection import (
-    Call,
     CallFailed,
     ProtocolClient,
     Receiver,
     RemoteRequest,
     RemoteStream,
     StreamReceiver,
+    UpstreamCall,
 )
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.reconciler import ASK_SECS, LOAD_SECS, Difference, Reconciler
@@ -110,7 +110,7 @@ class Upstream:
         """True if it can be called; a `Holder` of sequences' states."""
         return self.condition.reachable
 
-    def begin(self, request: RemoteRequest, receiver: Receiver) -> Call:
+    def begin(self, request: RemoteRequest, receiver: Receiver) -> UpstreamCall:
         """Start a call; its end must be reported to `succeeded`, `abandoned` or `failed`, unless
         this raises.
         """

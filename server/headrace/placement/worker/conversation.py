@@ -34,8 +34,8 @@ from headrace.ipc.frames import (
     INLINE,
     RESULT,
     BrokenFrame,
+    FrameKind,
     Header,
-    Kind,
     offsets,
     pack_request,
     unpack_numbers,
@@ -151,12 +151,12 @@ class ModelCalls:
             self._forget(number)
         try:
             document = {"call": number, "final": final, **told}
-            self._process.link.send_loose(Kind.REPLY, document, blocks or [])
+            self._process.link.send_loose(FrameKind.REPLY, document, blocks or [])
         except OSError as error:  # no memory for the data
             self._cancel(number)
             failed = {"error": _told(ExecutionFailed(f"the response cannot be passed on: {error}"))}
             self._process.link.send_loose(
-                Kind.REPLY, {"call": number, "final": True, "response": failed}, []
+                FrameKind.REPLY, {"call": number, "final": True, "response": failed}, []
             )
         if self._process.link.unsent > _MOST_UNSENT and not self._paused:
             self._paused = True
@@ -263,7 +263,7 @@ Done = Callable[[Instance, Batch, Outcome], None]
 Give = Callable[[Call, Answer | None, bool], None]
 
 
-class Owner(Protocol):
+class SlotOwner(Protocol):
     """The owner of a worker's slots."""
 
     talk: "Conversation"
@@ -280,7 +280,7 @@ class Slot:
 
     load = property(attrgetter("owner.talk.load"))  # without a Python call
 
-    def __init__(self, owner: Owner, number: int) -> None:
+    def __init__(self, owner: SlotOwner, number: int) -> None:
         self.owner = owner
         self.number = number
         self.batch: Batch | None = None
@@ -372,7 +372,7 @@ class Conversation:
         self._concurrent = concurrent
         self._give = give
         self._report = report
-        self.frames = BatchFrames(signature, lambda form: process.send(Kind.FORM, form))
+        self.frames = BatchFrames(signature, lambda form: process.send(FrameKind.FORM, form))
         self.shared = shared
         self._calls = ModelCalls(process, host)
         self._open: dict[int, Call] = {}
@@ -432,7 +432,7 @@ class Conversation:
 
     def cancel(self, call: Call) -> None:
         """Notify the model of a cancelled request."""
-        self.process.send(Kind.CANCEL, pack_request(call.run_number))
+        self.process.send(FrameKind.CANCEL, pack_request(call.run_number))
         slot = self._slot_of(call.run_number)
         batch = slot.batch if slot is not None else None
         if batch is not None and all(other.ended for other in batch.calls):
@@ -440,39 +440,39 @@ class Conversation:
 
     def call_off(self, call: Call) -> bool:
         """Implements `Execution.call_off`."""
-        self.process.send(Kind.CANCEL, pack_request(call.run_number, True))
+        self.process.send(FrameKind.CANCEL, pack_request(call.run_number, True))
         return True
 
     def hold(self, call: Call, held: bool) -> None:
         """Pause or resume the responses to a request."""
-        self.process.send(Kind.HOLD, pack_request(call.run_number, held))
+        self.process.send(FrameKind.HOLD, pack_request(call.run_number, held))
 
     # --- from the worker
 
-    def take(self, kind: Kind, meta: bytes, data: Buffer, size: int) -> None:
+    def take(self, kind: FrameKind, meta: bytes, data: Buffer, size: int) -> None:
         """Process a frame that does not end a batch; malformed frames raise any exception."""
-        if kind is Kind.KEPT_SHARED:
+        if kind is FrameKind.KEPT_SHARED:
             if self.shared is not None:
                 self.shared.keep(unpack_numbers(meta))  # unknown numbers are ignored
             return
         document: dict[str, Any] = json.loads(meta)
-        if kind is Kind.FORM:
+        if kind is FrameKind.FORM:
             self.frames.learn(document)
-        elif kind is Kind.RESPONSE:
+        elif kind is FrameKind.RESPONSE:
             self._on_response(document, data, size)
-        elif kind is Kind.CALL:
+        elif kind is FrameKind.CALL:
             inside = bool(document["inside"])
             batch = next((slot.batch for slot in self.under_way.values()), None)
             self._calls.begin(document, data, size, batch if inside else None)
-        elif kind is Kind.HOLD_CALL:
+        elif kind is FrameKind.HOLD_CALL:
             self._calls.hold(int(document["call"]), bool(document["held"]))
-        elif kind is Kind.DROP_CALL:
+        elif kind is FrameKind.DROP_CALL:
             stop = self._calls.call_off if document["answers"] else self._calls.drop
             stop(int(document["call"]))
         else:
             raise BrokenFrame(f"a frame of kind {kind.name}")
 
-    def finish(self, header: Header[Kind], meta: bytes, data: Buffer) -> Outcome:
+    def finish(self, header: Header[FrameKind], meta: bytes, data: Buffer) -> Outcome:
         """End a batch by its result, or by its return; gives the outcome.
 
         Malformed frames raise any exception.
@@ -489,7 +489,7 @@ class Conversation:
             raise BrokenFrame("an answer to a batch before that to an earlier one")
         elif kind is RESULT:
             outcome = self.frames.result(slot.sent, batch, meta, data, size)
-        elif kind is Kind.RESPONSES:
+        elif kind is FrameKind.RESPONSES:
             outcome = self.frames.responses(slot.sent, batch, json.loads(meta), data, size)
             for call, part in zip(batch.calls, outcome.parts or (), strict=True):
                 if part is Deferral.LATER and call.run_number not in self._finals:
@@ -521,7 +521,7 @@ class Conversation:
             self._finals.add(number)
         if call is None or call.ended:
             if not final:  # the model may not know of the cancellation yet
-                self.process.send(Kind.CANCEL, pack_request(number))
+                self.process.send(FrameKind.CANCEL, pack_request(number))
             return
         answer = one_answer(document, data, size) if "response" in document else None
         self._give(call, answer, final)

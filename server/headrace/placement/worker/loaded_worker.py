@@ -20,7 +20,7 @@ from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature
 from headrace.core.texts import whole
 from headrace.ipc.elements import Buffer
-from headrace.ipc.frames import ANSWERS, MAX_SLOTS, BrokenFrame, Header, Kind
+from headrace.ipc.frames import ANSWERS, MAX_SLOTS, BrokenFrame, FrameKind, Header
 from headrace.observability.machine import memory_of
 from headrace.observability.statistics import EndKind
 from headrace.placement.choice import AutoChoice, InstanceKind
@@ -52,7 +52,7 @@ _NOT_WARM = "services of the server are unavailable while the model is warmed up
 
 def ask_worker(
     process: WorkerProcess,
-    kind: Kind,
+    kind: FrameKind,
     document: Mapping[str, Any],
     seconds: float,
     host: ModelServices | None = None,
@@ -74,7 +74,7 @@ def ask_worker(
 
 async def _ask(
     process: WorkerProcess,
-    kind: Kind,
+    kind: FrameKind,
     document: Mapping[str, Any],
     seconds: float,
     host: ModelServices,
@@ -83,12 +83,15 @@ async def _ask(
     answered: asyncio.Future[dict[str, Any]] = loop.create_future()
     calls = ModelCalls(process, host)
 
-    def take(header: Header[Kind], meta: bytes, data: Buffer) -> None:
-        if header.kind is Kind.CALL:
+    def take(header: Header[FrameKind], meta: bytes, data: Buffer) -> None:
+        if header.kind is FrameKind.CALL:
             calls.begin(json.loads(meta), data, header.data, None)
-        elif header.kind is Kind.METRIC:
+        elif header.kind is FrameKind.METRIC:
             process.keep(header, meta)
-        elif header.kind in (Kind.LOADED, Kind.STARTED, Kind.FAILED) and not answered.done():
+        elif (
+            header.kind in (FrameKind.LOADED, FrameKind.STARTED, FrameKind.FAILED)
+            and not answered.done()
+        ):
             try:
                 answered.set_result(process.answer(header.kind, meta))
             except LoadFailed as error:
@@ -181,13 +184,13 @@ class _Talk:
     def close(self) -> None:
         """Do nothing: the process belongs to its loader."""
 
-    def _take(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
-        if header.kind is Kind.METRIC:
+    def _take(self, header: Header[FrameKind], meta: bytes, data: Buffer) -> None:
+        if header.kind is FrameKind.METRIC:
             self._process.keep(header, meta)
             return
-        if header.kind is Kind.FORM:
+        if header.kind is FrameKind.FORM:
             self._process.keep(header, meta)
-        if header.kind in ANSWERS or header.kind is Kind.BACK:
+        if header.kind in ANSWERS or header.kind is FrameKind.BACK:
             self.talk.finish(header, meta, data)
         else:
             self.talk.take(header.kind, meta, data, header.data)
@@ -307,14 +310,14 @@ class LoadedWorker(Servable):
             "auto_complete": complete,
             **self._told,
         }
-        return process, ask_worker(process, Kind.LOAD, document, _LOAD_SECS)
+        return process, ask_worker(process, FrameKind.LOAD, document, _LOAD_SECS)
 
     def _start(self, process: WorkerProcess) -> dict[str, Any]:
         args = start_arguments(self._spec, self._config)
         document = {
             "args": args, "decoupled": self._decoupled, "instance": self._spec.instance,
         }  # fmt: skip
-        return ask_worker(process, Kind.START, document, _START_SECS, self._host)
+        return ask_worker(process, FrameKind.START, document, _START_SECS, self._host)
 
     def _warm_up(self, process: WorkerProcess) -> None:
         if self._samples is not None:

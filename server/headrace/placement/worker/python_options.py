@@ -24,7 +24,7 @@ from headrace.core.texts import seconds, unexpected, whole
 from headrace.placement.child_process import passed_variables
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.scheduling.quarantine import DEATHS
-from headrace.workers.limits import Limits
+from headrace.workers.limits import WorkerLimits
 
 CODE_ROWS = "the max_batch_size that its code sets"
 HEARTBEAT_SECS = 30.0
@@ -59,7 +59,7 @@ class WorkerOptions:
     max_rss: int = 0
     max_requests: int = 0
     quarantine_deaths: int = DEATHS
-    limits: Limits = field(default_factory=Limits)
+    limits: WorkerLimits = field(default_factory=WorkerLimits)
     variables: tuple[str, ...] = ()
 
     @classmethod
@@ -88,7 +88,7 @@ class WorkerOptions:
         )
 
 
-def _limits(parameters: Mapping[str, str]) -> Limits:
+def _limits(parameters: Mapping[str, str]) -> WorkerLimits:
     expected = f"a whole number from 0 to {_MOST_NICE}"
     nice = whole(parameters, "nice", most=_MOST_NICE, expected=expected)
     memory = _size(parameters, "memory_limit")
@@ -101,7 +101,7 @@ def _limits(parameters: Mapping[str, str]) -> Limits:
         raise unexpected(
             parameters, "max_open_files", f"0 or a number from {_LEAST_FILES} to {limit}"
         )
-    return Limits(nice, memory, files)
+    return WorkerLimits(nice, memory, files)
 
 
 def _variables(parameters: Mapping[str, str]) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ class WorkerSpec:
     python: str = sys.executable
     threads: int = 1
     prefix: str = ""
-    limits: Limits = field(default_factory=Limits)
+    limits: WorkerLimits = field(default_factory=WorkerLimits)
     variables: tuple[str, ...] = ()
 
     def environment(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ from headrace.core.daemon_thread import NoResources, run_in_daemon_thread
 from headrace.core.errors import RepositoryError
 from headrace.core.limits import ABANDONED_SECS, Pulse
 from headrace.ipc.elements import Buffer
-from headrace.ipc.frames import ANSWERS, SLOTS, Header, Kind
+from headrace.ipc.frames import ANSWERS, SLOTS, FrameKind, Header
 from headrace.observability.statistics import EndKind, WorkerCounters
 from headrace.placement.child_process import RestartPolicy
 from headrace.placement.choice import InstanceKind
@@ -230,7 +230,7 @@ class WorkerInstance:
         if self.run_options.asks:
             self._ask()
 
-    def _on_frame(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
+    def _on_frame(self, header: Header[FrameKind], meta: bytes, data: Buffer) -> None:
         kind = header.kind
         if kind not in ANSWERS:
             self._on_other(header, meta, data)
@@ -241,18 +241,18 @@ class WorkerInstance:
         if self._calls_out or self._prefetches is not (self._mean_ns <= _SHORT_NS):
             self.choose_slots()
 
-    def _on_other(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
+    def _on_other(self, header: Header[FrameKind], meta: bytes, data: Buffer) -> None:
         """Process a frame that does not end a batch."""
         kind = header.kind
-        if kind is Kind.METRIC:
+        if kind is FrameKind.METRIC:
             self._host.metric(json.loads(meta))
-        elif kind is Kind.ANSWER:
+        elif kind is FrameKind.ANSWER:
             self._on_answer(bool(json.loads(meta)["ready"]))
-        elif kind is Kind.BACK:
+        elif kind is FrameKind.BACK:
             self.talk.finish(header, meta, data)
             self._scheduler.suspend(self.slots[header.number])
         else:
-            if kind is Kind.CALL and not self._calls_out:
+            if kind is FrameKind.CALL and not self._calls_out:
                 # A worker that waits for another model must not hold batches that this one waits
                 # for.
                 self._calls_out = True
@@ -297,7 +297,7 @@ class WorkerInstance:
         """Request the model's readiness; it stays unchanged until the answer, or a timeout."""
         self._asked = monotonic_ns()
         self._late = False
-        self._process.send(Kind.ASK)
+        self._process.send(FrameKind.ASK)
         self._question = self._loop.call_later(_ANSWER_SECS, self._on_silence)
 
     def _on_silence(self) -> None:

@@ -36,9 +36,9 @@ from headrace.ipc.frames import (
     NEW_FILE,
     PLACED,
     BrokenFrame,
+    FrameKind,
     FrameReader,
     Header,
-    Kind,
     frame,
     pack_header,
     pack_numbers,
@@ -50,7 +50,7 @@ from headrace.observability.statistics import EndKind
 from headrace.placement.child_process import ChildProcess, ProcessOutput
 from headrace.placement.worker.python_options import WorkerSpec
 from headrace.workers.heartbeat import Heartbeat
-from headrace.workers.limits import Limits
+from headrace.workers.limits import WorkerLimits
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ CLOSED = "closed its socket"
 _REST_SECS = 10.0  # without large batches after which a slot's files release their memory
 _PENDING = 4  # files that may arrive before their frames
 _LOGGED = 64  # lines of a log processed in a turn of the event loop, of some 50 us each
-Take = Callable[[Header[Kind], bytes, Buffer], None]
+Take = Callable[[Header[FrameKind], bytes, Buffer], None]
 
 
 class WorkerSocket:
@@ -72,7 +72,7 @@ class WorkerSocket:
     ) -> None:
         """`log` receives the meta of LOG; `lost` is called when the worker is unusable."""
         self.socket = FrameSocket(socket.socket(fileno=descriptor))
-        self._feed = FrameReader(Kind, MAX_TOLD, MAX_SLOTS).feed
+        self._feed = FrameReader(FrameKind, MAX_TOLD, MAX_SLOTS).feed
         self.sock = self.socket.sock
         self.closed = False
         self.on_empty: Callable[[], None] = _nothing  # called when no frames are queued
@@ -116,12 +116,12 @@ class WorkerSocket:
             self._reading = False
             self._loop.remove_reader(self.sock)
 
-    def send(self, kind: Kind, meta: bytes = b"") -> None:
+    def send(self, kind: FrameKind, meta: bytes = b"") -> None:
         """Send a frame without data."""
         self._write(frame(kind, meta), -1)
 
     def send_data(
-        self, kind: Kind, slot: int, meta: bytes, pieces: Sequence[Buffer], size: int
+        self, kind: FrameKind, slot: int, meta: bytes, pieces: Sequence[Buffer], size: int
     ) -> None:
         """Send a frame with data, which is written or copied before this returns.
 
@@ -148,7 +148,7 @@ class WorkerSocket:
         if sent < len(data):
             self._write(memoryview(data)[sent:], file)
 
-    def send_placed(self, kind: Kind, slot: int, meta: bytes) -> None:
+    def send_placed(self, kind: FrameKind, slot: int, meta: bytes) -> None:
         """Send a frame whose data is in shared blocks, as its meta says."""
         known = self._files.slots.get(slot)
         flags = PLACED
@@ -159,12 +159,12 @@ class WorkerSocket:
 
     def share(self, number: int, descriptor: int, size: int) -> None:
         """Let the worker map a block of shared memory; the descriptor is duplicated."""
-        header = pack_header(Kind.SHARED, IN_FILE | NEW_FILE, number, 0, size)
+        header = pack_header(FrameKind.SHARED, IN_FILE | NEW_FILE, number, 0, size)
         self._write(header, os.dup(descriptor))
 
     def unshare(self, numbers: Sequence[int]) -> None:
         """Let the worker forget blocks of shared memory."""
-        self.send(Kind.DROP_SHARED, pack_numbers(numbers))
+        self.send(FrameKind.DROP_SHARED, pack_numbers(numbers))
 
     def _rest_later(self) -> None:
         """Schedule a check for slots that no longer use their files' memory."""
@@ -182,7 +182,7 @@ class WorkerSocket:
             self._resting = None
 
     def send_loose(
-        self, kind: Kind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]]
+        self, kind: FrameKind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]]
     ) -> None:
         """Send a frame whose data, of the sizes in its meta, belongs to no slot.
 
@@ -330,7 +330,7 @@ _BOOT = (
 )
 
 
-def command(python: str, socket: int, heartbeat: int, limits: Limits) -> list[str]:
+def command(python: str, socket: int, heartbeat: int, limits: WorkerLimits) -> list[str]:
     """The command line; `socket` and `heartbeat` are inherited descriptors."""
     given = str(socket), str(_PACKAGES), str(heartbeat), limits.encode(), __version__
     return [python, "-c", _BOOT, *given]
@@ -376,7 +376,7 @@ class WorkerProcess:
         self._output.name = f"{spec.model} worker {self.pid}"
         self._output.fields["worker"] = self.pid
         self.link = WorkerSocket(own, self._log, self._give_up)
-        self._early: list[tuple[Header[Kind], bytes]] = []  # frames kept for the next owner
+        self._early: list[tuple[Header[FrameKind], bytes]] = []  # frames kept for the next owner
         self._take: Take | None = None
         self._on_exit: Callable[[str], None] | None = None
         self.ended = False
@@ -403,10 +403,10 @@ class WorkerProcess:
         """Bytes of memory in use, including shared memory; 0 if it has ended."""
         return 0 if self.ended else resident_bytes(self.pid)
 
-    def answer(self, kind: Kind, meta: bytes) -> dict[str, Any]:
+    def answer(self, kind: FrameKind, meta: bytes) -> dict[str, Any]:
         """The answer of the worker; raises `LoadFailed` if it is a failure."""
         answer = json.loads(meta)
-        if kind is Kind.FAILED:
+        if kind is FrameKind.FAILED:
             if answer["problems"]:
                 raise Contradiction([(str(path), str(text)) for path, text in answer["problems"]])
             self.note(logging.ERROR, str(answer["text"]), str(answer["traceback"]))
@@ -437,18 +437,18 @@ class WorkerProcess:
             self.link.detach()
         self._take = self._on_exit = None
 
-    def keep(self, header: Header[Kind], meta: bytes) -> None:
+    def keep(self, header: Header[FrameKind], meta: bytes) -> None:
         """Keep a frame for the next owner, too."""
         self._early.append((header, meta))
 
-    def send(self, kind: Kind, meta: bytes = b"") -> None:
+    def send(self, kind: FrameKind, meta: bytes = b"") -> None:
         """Send a frame without data."""
         self.link.send(kind, meta)
 
     def stop(self) -> None:
         """Send STOP, which ends the process in order; it is killed if that takes too long."""
         if not self.ended:
-            self.send(Kind.STOP)
+            self.send(FrameKind.STOP)
             self._child.kill_after(_STOP_SECS)
 
     def _give_up(self, reason: str, error: Exception | None) -> None:

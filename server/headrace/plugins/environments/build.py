@@ -41,7 +41,7 @@ class StepFailed(Exception):
     """A command failed or took too long; the text ends with the last lines of its output."""
 
 
-class Progress:
+class BuildLog:
     """Logs one build: its start, its current step every few seconds, its end."""
 
     def __init__(self, model: str, version: str, what: str) -> None:
@@ -73,7 +73,7 @@ class Steps:
     """Runs the commands of one build. Each holds `lock` until its processes are gone."""
 
     def __init__(
-        self, environment: Mapping[str, str], lock: int, progress: Progress, limit_secs: float
+        self, environment: Mapping[str, str], lock: int, progress: BuildLog, limit_secs: float
     ) -> None:
         self.environment = environment
         self._lock = lock
@@ -115,7 +115,7 @@ class Steps:
 class _LastLines(ProcessOutput):
     """The last lines of a command's output, without secrets; some of them are logged."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: BuildLog) -> None:
         super().__init__("")
         self.lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._progress = progress
@@ -140,7 +140,7 @@ UNFIT = "the model's environment lacks an interpreter, or numpy"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BuildPlan:
     """The plan for building an environment; equal keys mean equal environments.
 
     Those linked to a numpy outside of them also have to have it in common, which is known after
@@ -152,25 +152,27 @@ class Plan:
     numpy: str = ""
 
 
-def packages_plan(spec: LoadSpec, requirements: Requirements, interpreter: Interpreter) -> Plan:
+def packages_plan(
+    spec: LoadSpec, requirements: Requirements, interpreter: Interpreter
+) -> BuildPlan:
     """A virtual environment of an interpreter with the required packages."""
     wheelhouse = spec.environments.wheelhouse and os.path.abspath(spec.environments.wheelhouse)
     identity = [
         _LAYOUT, interpreter.real, interpreter.version, interpreter.abi,
         requirements.identity, wheelhouse,
     ]  # fmt: skip
-    return Plan(
+    return BuildPlan(
         key_of(identity),
         lambda path, lock: _install(spec, interpreter, requirements, path, lock),
         _own_numpy(),
     )
 
 
-def archive_plan(spec: LoadSpec, archive: Path) -> Plan:
+def archive_plan(spec: LoadSpec, archive: Path) -> BuildPlan:
     """The environment in an archive, as made by conda-pack; raises `OSError`."""
     with archive.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return Plan(
+    return BuildPlan(
         key_of([_LAYOUT, "archive", digest]), lambda path, lock: _unpack(spec, archive, path, lock)
     )
 
@@ -260,12 +262,12 @@ def _count(packages: int) -> str:
     return f"{packages} package{'' if packages == 1 else 's'}"
 
 
-def _progress(spec: LoadSpec, what: str) -> Progress:
-    return Progress(spec.model, str(spec.version), what)
+def _progress(spec: LoadSpec, what: str) -> BuildLog:
+    return BuildLog(spec.model, str(spec.version), what)
 
 
 def _steps(
-    spec: LoadSpec, lock: int, progress: Progress, temporary: Path | None, offline: bool
+    spec: LoadSpec, lock: int, progress: BuildLog, temporary: Path | None, offline: bool
 ) -> Steps:
     surroundings = build_surroundings(os.environ, offline)
     if temporary is not None:  # in the cache, which has room, unlike perhaps the system's

@@ -41,7 +41,7 @@ _PAUSE_SECS = 0.1  # between two attempts to lock
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CachedEnvironment:
     """A complete environment. `wanted` are its requirements, `used` is a Unix time.
 
     `numpy` names the numpy outside of it that it is linked to, if any.
@@ -58,7 +58,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A builder's description of a built environment, as in `Entry`."""
+    """A builder's description of a built environment, as in `CachedEnvironment`."""
 
     wanted: tuple[str, ...]
     python: str
@@ -68,7 +68,7 @@ class Built:
 class Hold:
     """Keeps an environment from being removed while this object exists."""
 
-    def __init__(self, entry: Entry, descriptor: int) -> None:
+    def __init__(self, entry: CachedEnvironment, descriptor: int) -> None:
         """`descriptor` is an open lock, or -1 if locks are unavailable."""
         self.entry = entry
         if descriptor >= 0:
@@ -82,14 +82,14 @@ class EnvironmentCache:
         self._root = root
         self._limit = limit
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CachedEnvironment]:
         """All complete environments, by key."""
         with suppress(FileNotFoundError):
             for path in sorted(self._root.iterdir()):
                 if entry := self.entry(path.name):
                     yield entry
 
-    def entry(self, key: str) -> Entry | None:
+    def entry(self, key: str) -> CachedEnvironment | None:
         """A complete environment; raises `LoadFailed` if other users can change it."""
         document = self._root / key / DOCUMENT
         try:
@@ -106,7 +106,7 @@ class EnvironmentCache:
                 " remove it, or use another cache (--environment-cache)",
                 CANNOT_BE_BUILT,
             )
-        return Entry(key, document.parent, wanted, python, numpy, nbytes, used)
+        return CachedEnvironment(key, document.parent, wanted, python, numpy, nbytes, used)
 
     def acquire(
         self, key: str, model: str, build: Callable[[Path, int], Built], wait_secs: float
@@ -141,13 +141,13 @@ class EnvironmentCache:
                 waits = True
                 time.sleep(_PAUSE_SECS)
 
-    def prune(self, before: float) -> tuple[list[Entry], list[Entry]]:
+    def prune(self, before: float) -> tuple[list[CachedEnvironment], list[CachedEnvironment]]:
         """Remove environments last used before a time; returns (removed, still in use).
 
         Leftovers of crashes are removed whatever their age.
         """
-        removed: list[Entry] = []
-        kept: list[Entry] = []
+        removed: list[CachedEnvironment] = []
+        kept: list[CachedEnvironment] = []
         names = os.listdir(self._root) if self._root.is_dir() else ()
         # Only by valid names: other files may exist in the directory.
         for name in sorted({n.removesuffix(".lock") for n in names if _OURS.fullmatch(n)}):

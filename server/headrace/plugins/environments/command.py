@@ -20,7 +20,7 @@ from headrace.cli.command import (
 from headrace.cli.text import size
 from headrace.core.errors import RepositoryError
 from headrace.observability.logs import Logs, LogSettings
-from headrace.plugins.environments.cache import Entry, EnvironmentCache, cache_of
+from headrace.plugins.environments.cache import CachedEnvironment, EnvironmentCache, cache_of
 from headrace.settings import ENVIRONMENT_OPTIONS
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _prune(cache: EnvironmentCache, unused_days: float) -> int:
     return 0
 
 
-def _row(entry: Entry, now: float) -> str:
+def _row(entry: CachedEnvironment, now: float) -> str:
     wanted = ", ".join(entry.wanted)
     shown = wanted if len(wanted) <= _SHOWN else f"{wanted[:_SHOWN]}..."
     days = max(now - entry.used, 0) / _DAY

@@ -27,7 +27,7 @@ from headrace.core.model_spec import LoadSpec
 from headrace.placement.worker.environment import Environment
 from headrace.plugins.environments.build import (
     UNFIT,
-    Plan,
+    BuildPlan,
     StepFailed,
     archive_plan,
     check_ready,
@@ -177,7 +177,7 @@ def _ready(spec: LoadSpec, path: Path) -> Environment:
     return _cached(spec, plan)
 
 
-def _cached(spec: LoadSpec, plan: Plan) -> Environment:
+def _cached(spec: LoadSpec, plan: BuildPlan) -> Environment:
     """The environment from the cache, built if missing."""
 
     def build(path: Path, lock: int) -> Built:

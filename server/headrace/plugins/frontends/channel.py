@@ -27,7 +27,7 @@ from headrace.ipc.frames import (
     pack_header,
 )
 from headrace.ipc.memory import map_file, write_file
-from headrace.plugins.frontends.link_infer import Kind
+from headrace.plugins.frontends.link_infer import LinkKind
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,12 @@ _APART = 1 << 20  # file bytes from which on a thread writes it
 # A header with its meta, and the content of a file, or the file.
 _Long = tuple[bytes, Sequence[Buffer] | int]
 _Going = Callable[[], None] | None  # called when a frame is about to be sent
-_IN_ORDER = (Kind.INFER, Kind.CANCEL, Kind.PAUSE, Kind.GO_ON)  # kept in order across all exchanges
+_IN_ORDER = (
+    LinkKind.INFER,
+    LinkKind.CANCEL,
+    LinkKind.PAUSE,
+    LinkKind.GO_ON,
+)  # kept in order across all exchanges
 
 
 class _Apart(NamedTuple):
@@ -53,7 +58,7 @@ class _Apart(NamedTuple):
     going: _Going
 
 
-class Channel:
+class FrameChannel:
     """Sends frames, and passes received ones to `take`, until `lost` is called, at most once.
 
     `take` may raise `BrokenFrame`, which ends the channel, as invalid bytes do. The end with
@@ -64,7 +69,7 @@ class Channel:
     def __init__(
         self,
         sock: socket.socket,
-        take: Callable[[Header[Kind], bytes, Buffer], None],
+        take: Callable[[Header[LinkKind], bytes, Buffer], None],
         lost: Callable[[str], None],
         on_waiting: Callable[[int], object] | None = None,
         count: Callable[[int], object] = int,
@@ -76,7 +81,7 @@ class Channel:
         """
         sock.setblocking(False)
         self._socket = FrameSocket(sock)
-        self._feed = FrameReader(Kind).feed
+        self._feed = FrameReader(LinkKind).feed
         self._take = take
         self._lost = lost
         self._on_waiting = on_waiting
@@ -115,7 +120,7 @@ class Channel:
 
     # --- sending
 
-    def send(self, kind: Kind, number: int = 0, meta: bytes = b"", rest: bytes = b"") -> None:
+    def send(self, kind: LinkKind, number: int = 0, meta: bytes = b"", rest: bytes = b"") -> None:
         """Send a small frame."""
         self._send_short(kind, number, frame(kind, meta, number, rest), None)
 
@@ -372,7 +377,7 @@ class Channel:
             if len(received) < READ:
                 return
 
-    def _hand_on(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+    def _hand_on(self, header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
         if self.closed:
             return
         if header.flags & IN_FILE:

@@ -47,7 +47,7 @@ class FrontendConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class WantedHeaders:
+class LinkHeaders:
     """Headers that requests must carry to the engine, by model.
 
     `routed` is needed by traffic rules for requests without a version, `forwarded` are sent on to

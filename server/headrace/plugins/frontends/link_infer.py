@@ -39,7 +39,7 @@ from headrace.protocol.status import STATUS
 
 
 @unique
-class Kind(IntEnum):
+class LinkKind(IntEnum):
     """The kind of a frame. Frames of one exchange have the same number."""
 
     # To the engine.
@@ -221,7 +221,7 @@ def _spelled(parameters: dict[str, Parameter]) -> dict[str, object]:
 # --- reading
 
 
-class _Template:
+class _LinkTemplate:
     """The parsed common part of requests, or responses, with the same meta."""
 
     __slots__ = ("common", "layout", "parameters")
@@ -232,13 +232,13 @@ class _Template:
         self.parameters: dict[str, Parameter] = parameters
 
 
-class _Templates(dict[bytes, _Template]):
+class _Templates(dict[bytes, _LinkTemplate]):
     """Templates by meta; an unknown meta is parsed, and remembered if it is short."""
 
-    def __init__(self, read: Callable[[Any], _Template]) -> None:
+    def __init__(self, read: Callable[[Any], _LinkTemplate]) -> None:
         self._read = read
 
-    def __missing__(self, meta: bytes) -> _Template:
+    def __missing__(self, meta: bytes) -> _LinkTemplate:
         try:
             template = self._read(orjson.loads(meta))
         except _NONSENSE as error:
@@ -291,7 +291,7 @@ def deadline_of(rest: Buffer) -> int:
     return deadline
 
 
-class ResponseReader:
+class LinkResponseReader:
     """Reads responses."""
 
     def __init__(self) -> None:
@@ -328,7 +328,7 @@ def read_error(meta: bytes, text: bytes) -> tuple[ServerError | None, str]:
         raise BrokenFrame(f"an error with the numbers {numbers}") from None
 
 
-def _request_template(document: Any) -> _Template:
+def _request_template(document: Any) -> _LinkTemplate:
     model, version, layout, outputs, parameters, reserved, classes, headers, *more = document
     priority, timeout, sequence_id, sequence_start, sequence_end = reserved
     if type(sequence_id) not in (int, str):
@@ -342,7 +342,7 @@ def _request_template(document: Any) -> _Template:
         counts if more else counts or None,
         {_is(str, name): _is(str, value) for name, value in headers.items()} or NO_HEADERS,
     )  # fmt: skip
-    return _Template(common, _layout(layout), _unspelled(parameters))
+    return _LinkTemplate(common, _layout(layout), _unspelled(parameters))
 
 
 def _shared(inputs: Any, outputs: Any) -> Shared:
@@ -366,10 +366,10 @@ def _region_slice(given: Any) -> RegionSlice:
     return RegionSlice(_is(str, given["region"]), offset, byte_size)
 
 
-def _response_template(document: Any) -> _Template:
+def _response_template(document: Any) -> _LinkTemplate:
     model, version, layout, parameters = document
     common = (_is(str, model), _is(str, version))
-    return _Template(common, _layout(layout), _unspelled(parameters))
+    return _LinkTemplate(common, _layout(layout), _unspelled(parameters))
 
 
 def _is(kind: type[Value], value: Any) -> Value:

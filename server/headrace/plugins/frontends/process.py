@@ -38,7 +38,7 @@ from headrace.doors.grpc.call import Unary
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.asgi import OPERATION
 from headrace.doors.http.generate import inference_routes
-from headrace.doors.http.infer import Disconnected, Route
+from headrace.doors.http.infer import BareRoute, Disconnected
 from headrace.doors.http.server import bind
 from headrace.engine.admission import Admission, Held
 from headrace.engine.entrance import NOTHING_KNOWN, Readiness
@@ -46,13 +46,13 @@ from headrace.ipc.allocation import keep_memory
 from headrace.ipc.frames import IN_FILE, INLINE, BrokenFrame, Header
 from headrace.observability.logs import Logs, LogSettings
 from headrace.observability.statistics import Grown
-from headrace.plugins.frontends.channel import Channel
-from headrace.plugins.frontends.config import FrontendConfig, WantedHeaders
+from headrace.plugins.frontends.channel import FrameChannel
+from headrace.plugins.frontends.config import FrontendConfig, LinkHeaders
 from headrace.plugins.frontends.link_infer import (
     Flag,
-    Kind,
+    LinkKind,
+    LinkResponseReader,
     RequestWriter,
-    ResponseReader,
     numbers_rest,
     read_error,
     read_numbers,
@@ -132,7 +132,7 @@ class EngineSession:
         lost: Callable[[str], None],
     ) -> None:
         """`on_setup` receives the configuration, `on_drain` the seconds left to end."""
-        self.headers: WantedHeaders | None = None  # headers that requests must carry
+        self.headers: LinkHeaders | None = None  # headers that requests must carry
         self._on_setup = on_setup
         self._on_drain = on_drain
         self.readiness = Readiness(lambda: self._serves)  # the server's readiness as last reported
@@ -143,7 +143,7 @@ class EngineSession:
         self.rules: Sequence[HeaderRules] | None = None  # of HTTP and gRPC; None until they change
         self.on_rules: Callable[[HeaderRules, HeaderRules], object] | None = None
         self._writer = RequestWriter()
-        self._reader = ResponseReader()
+        self._reader = LinkResponseReader()
         self._under_way: dict[int, RemoteTarget | _Waiting] = {}
         self._number = 0
         self._requests = self._bytes = 0  # of the requests in `_under_way`
@@ -152,20 +152,20 @@ class EngineSession:
         self._scheduled = False
         self._spared = 0  # bytes of reusable blocks
         self._loop = asyncio.get_running_loop()
-        self._channel = Channel(sock, self._take, lost, count=self._copying)
+        self._channel = FrameChannel(sock, self._take, lost, count=self._copying)
 
     def ready(self) -> None:
         """Report that the doors are open."""
-        self._channel.send(Kind.READY)
+        self._channel.send(LinkKind.READY)
 
     def unlogged(self, count: int) -> None:
         """Report further log lines that could not be written."""
-        self._channel.send(Kind.UNLOGGED, count)
+        self._channel.send(LinkKind.UNLOGGED, count)
 
     def answered(self, grown: Sequence[Grown]) -> None:
         """Report the counts of answers since the last report."""
         if grown:
-            self._channel.send(Kind.ANSWERS, 0, orjson.dumps(grown))
+            self._channel.send(LinkKind.ANSWERS, 0, orjson.dumps(grown))
 
     def submit(
         self, target: RemoteTarget, request: Call, flags: int, headers: Mapping[str, str]
@@ -175,7 +175,7 @@ class EngineSession:
         target.number = number = self._next()
         target.nbytes = request.nbytes
         self._under_way[number] = target
-        self._channel.send_parts(Kind.INFER, flags, number, meta, pieces, target.going)
+        self._channel.send_parts(LinkKind.INFER, flags, number, meta, pieces, target.going)
 
     def hand_over(self, target: RemoteTarget) -> None:
         """Charge a request to the engine from now on, instead of to this process."""
@@ -189,11 +189,11 @@ class EngineSession:
     def cancel(self, number: int) -> None:
         """Cancel a request."""
         if self._pop(number) is not None:
-            self._channel.send(Kind.CANCEL, number)
+            self._channel.send(LinkKind.CANCEL, number)
 
     def hold(self, number: int, held: bool) -> None:
         """Pause or resume the model of a request."""
-        self._channel.send(Kind.PAUSE if held else Kind.GO_ON, number)
+        self._channel.send(LinkKind.PAUSE if held else LinkKind.GO_ON, number)
 
     async def call(
         self, head: Mapping[str, object], body: Buffer = b"", pieces: Pieces | None = None
@@ -206,12 +206,12 @@ class EngineSession:
         number = self._next()
         waiting: _Waiting = asyncio.Queue()
         self._under_way[number] = waiting
-        self._channel.send_parts(Kind.CALL, 0, number, orjson.dumps(head), [body])
+        self._channel.send_parts(LinkKind.CALL, 0, number, orjson.dumps(head), [body])
         try:
             while (answer := await waiting.get()) is None:
                 piece, last = (b"", True) if pieces is None else await pieces()
                 flags = Flag.FINAL if last else 0
-                self._channel.send_parts(Kind.BODY, flags, number, b"", [piece])
+                self._channel.send_parts(LinkKind.BODY, flags, number, b"", [piece])
         finally:
             self.cancel(number)  # its answer is no longer awaited
         if isinstance(answer, ServerError):
@@ -237,7 +237,7 @@ class EngineSession:
         held = admission.held(self._requests, self._bytes)
         if held.requests >= 0 and held != self._held:
             self._held = held
-            self._channel.send(Kind.HELD, 0, rest=numbers_rest(*held))
+            self._channel.send(LinkKind.HELD, 0, rest=numbers_rest(*held))
         # Memory held by the engine must not be kept for reuse here as well.
         if abs((spared := admission.unread + self._bytes) - self._spared) > INLINE:
             self._spared = spared
@@ -264,59 +264,59 @@ class EngineSession:
     def _taken(self, nbytes: int) -> None:
         """Charge a received file here, as long as it exists."""
         self._report()
-        self._channel.send(Kind.TAKEN, rest=numbers_rest(nbytes))
+        self._channel.send(LinkKind.TAKEN, rest=numbers_rest(nbytes))
 
-    def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
-        if header.kind is Kind.RESPONSE:
+    def _take(self, header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
+        if header.kind is LinkKind.RESPONSE:
             self._respond(header, meta, rest)
-        elif header.kind is Kind.FAIL:
+        elif header.kind is LinkKind.FAIL:
             self._fail(header, meta, rest)
-        elif header.kind is Kind.ANSWER:
+        elif header.kind is LinkKind.ANSWER:
             waiting = self._pop(header.number)
             if isinstance(waiting, asyncio.Queue):
                 waiting.put_nowait((meta, bytes(rest)))
-        elif header.kind is Kind.MORE:
+        elif header.kind is LinkKind.MORE:
             waiting = self._under_way.get(header.number)
             if isinstance(waiting, asyncio.Queue):
                 waiting.put_nowait(None)
-        elif header.kind is Kind.DECOUPLED:
+        elif header.kind is LinkKind.DECOUPLED:
             target = self._under_way.get(header.number)
             if isinstance(target, RemoteTarget):
                 target.decoupled = True
-        elif header.kind is Kind.BACKEND:
+        elif header.kind is LinkKind.BACKEND:
             target = self._under_way.get(header.number)
             if isinstance(target, RemoteTarget) and target.call is not None:
                 target.call.answered_by(meta.decode())
-        elif header.kind is Kind.FINISH:
+        elif header.kind is LinkKind.FINISH:
             self._finish(header.number)
-        elif header.kind is Kind.HEADERS:
-            self.headers = WantedHeaders(**orjson.loads(meta)) or None
-        elif header.kind is Kind.SETUP:
+        elif header.kind is LinkKind.HEADERS:
+            self.headers = LinkHeaders(**orjson.loads(meta)) or None
+        elif header.kind is LinkKind.SETUP:
             self._on_setup(orjson.loads(meta))
-        elif header.kind is Kind.LOGS:
+        elif header.kind is LinkKind.LOGS:
             self.logs = LogSettings(**orjson.loads(meta))
             if self.on_logs is not None:
                 self.on_logs(self.logs)
-        elif header.kind is Kind.TLS:
+        elif header.kind is LinkKind.TLS:
             self.on_tls()
-        elif header.kind is Kind.RULES:
+        elif header.kind is LinkKind.RULES:
             rules = orjson.loads(meta)
             self.rules = [HeaderRules(**rules[door]) for door in ("http_rules", "grpc_rules")]
             if self.on_rules is not None:
                 self.on_rules(*self.rules)
-        elif header.kind is Kind.READINESS:
+        elif header.kind is LinkKind.READINESS:
             self._serves = bool(header.number)
             self.readiness.may_have_changed()
-        elif header.kind is Kind.ELSEWHERE:
+        elif header.kind is LinkKind.ELSEWHERE:
             self._admission.leave_to_others(*read_numbers(bytes(rest), 1))
-        elif header.kind is Kind.DRAIN:
+        elif header.kind is LinkKind.DRAIN:
             self._on_drain(header.number / 1_000)
         else:
             raise BrokenFrame(f"unexpected frame of kind {header.kind}")
         if header.flags & IN_FILE:
             self._taken(header.data)
 
-    def _respond(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+    def _respond(self, header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
         final = bool(header.flags & 2)  # Flag.FINAL, without the cost of its operator
         target = self._pop(header.number) if final else self._under_way.get(header.number)
         if type(target) is not RemoteTarget or target.call is None:
@@ -341,7 +341,7 @@ class EngineSession:
             call, target.call = target.call, None
             call.finish()
 
-    def _fail(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+    def _fail(self, header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
         found, version = read_error(meta, bytes(rest))
         error: ServerError = found or ExecutionFailed(INTERNAL_TEXT)
         waiting = self._pop(header.number)
@@ -380,7 +380,7 @@ class RemoteEngine:
 _NO_BODY = b"0"  # the length of an empty body
 
 
-def forwarding_app(link: EngineSession, routes: Sequence[Route]) -> ASGIApp:
+def forwarding_app(link: EngineSession, routes: Sequence[BareRoute]) -> ASGIApp:
     """An application that serves the routes, and forwards everything else to the engine."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -33,11 +33,11 @@ from headrace.engine.entrance import (
     submit_raw,
 )
 from headrace.ipc.frames import INLINE, BrokenFrame, Header
-from headrace.plugins.frontends.channel import Channel
-from headrace.plugins.frontends.config import WantedHeaders
+from headrace.plugins.frontends.channel import FrameChannel
+from headrace.plugins.frontends.config import LinkHeaders
 from headrace.plugins.frontends.link_infer import (
     Flag,
-    Kind,
+    LinkKind,
     RequestReader,
     ResponseWriter,
     deadline_of,
@@ -80,24 +80,24 @@ class ForwardedCall:
         piece = b""
         if self._more:
             self._piece = asyncio.get_running_loop().create_future()
-            self._host.channel.send(Kind.MORE, self._number)
+            self._host.channel.send(LinkKind.MORE, self._number)
             piece, last = await self._piece
             self._more = not last
         self._told = not self._more
         return {"type": "http.request", "body": piece, "more_body": self._more}
 
     async def _run(self, head: dict[str, Any], body: bytes) -> None:
-        host, kind = self._host, Kind.ANSWER
+        host, kind = self._host, LinkKind.ANSWER
         try:
             if "grpc" in head:
                 meta, rest = b"{}", await host.unary[head["grpc"]](body, None)
             else:
                 meta, rest = await _http(host.app, head, self._receive)
         except ServerError as error:
-            kind, (meta, rest) = Kind.FAIL, error_parts(error, "")
+            kind, (meta, rest) = LinkKind.FAIL, error_parts(error, "")
         except Exception as error:
             log.error("bug in a call of a front end", exc_info=error)
-            kind, meta, rest = Kind.FAIL, b" ", b""
+            kind, meta, rest = LinkKind.FAIL, b" ", b""
         host.answer(self._number, kind, meta, rest)
 
 
@@ -189,11 +189,11 @@ class FrontEndCall(Call):
         self.version = target.name
         if target.decoupled and not self._told:
             self._told = True
-            self.host.channel.send(Kind.DECOUPLED, self.tag)
+            self.host.channel.send(LinkKind.DECOUPLED, self.tag)
 
     def answered_by(self, backend: str) -> None:
         """Report the backend that answers."""
-        self.host.channel.send(Kind.BACKEND, self.tag, backend.encode())
+        self.host.channel.send(LinkKind.BACKEND, self.tag, backend.encode())
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Send a response, unless too much is queued already."""
@@ -220,7 +220,7 @@ class FrontEndCall(Call):
     def finish(self) -> None:
         """Report the end of the responses."""
         self.host.leave(self)
-        self.host.channel.send(Kind.FINISH, self.tag)
+        self.host.channel.send(LinkKind.FINISH, self.tag)
 
     def fail(self, error: ServerError) -> None:
         """Send the error."""
@@ -284,33 +284,33 @@ class FrontEndSession:
         self._under_way: dict[int, FrontEndCall | ForwardedCall] = {}
         self._paused: set[FrontEndCall] = set()  # calls paused until the front end reads
         self._unread = Account(self._account)
-        self.channel = Channel(
+        self.channel = FrameChannel(
             sock, self._take, self._on_lost, self._unread.owe, self._account.count
         )
 
     def set_up(self, document: object) -> None:
         """Send the front end its configuration."""
-        self.channel.send(Kind.SETUP, 0, orjson.dumps(document))
+        self.channel.send(LinkKind.SETUP, 0, orjson.dumps(document))
 
     def apply_logs(self, document: object) -> None:
         """Send the front end new log settings."""
-        self.channel.send(Kind.LOGS, 0, orjson.dumps(document))
+        self.channel.send(LinkKind.LOGS, 0, orjson.dumps(document))
 
     def renew_tls(self) -> None:
         """Make the front end read certificate and key again."""
-        self.channel.send(Kind.TLS, 0)
+        self.channel.send(LinkKind.TLS, 0)
 
     def change_rules(self, document: Mapping[str, object]) -> None:
         """Send the front end other header rules: `http_rules` and `grpc_rules`."""
-        self.channel.send(Kind.RULES, 0, orjson.dumps(document))
+        self.channel.send(LinkKind.RULES, 0, orjson.dumps(document))
 
     def tell_ready(self, ready: bool) -> None:
         """Send the server's readiness."""
-        self.channel.send(Kind.READINESS, int(ready))
+        self.channel.send(LinkKind.READINESS, int(ready))
 
-    def tell_headers(self, wanted: WantedHeaders) -> None:
+    def tell_headers(self, wanted: LinkHeaders) -> None:
         """Send the headers that requests must carry."""
-        self.channel.send(Kind.HEADERS, 0, orjson.dumps(wanted.document()))
+        self.channel.send(LinkKind.HEADERS, 0, orjson.dumps(wanted.document()))
 
     def tell_elsewhere(self) -> None:
         """Send the bytes held by others, if they changed by 1/64 of the limit."""
@@ -319,11 +319,11 @@ class FrontEndSession:
         step = max(server.max_bytes // 64, 1)
         if server.max_bytes and (abs(now - told) >= step or (told and not now)):
             self._elsewhere = now
-            self.channel.send(Kind.ELSEWHERE, rest=numbers_rest(now))
+            self.channel.send(LinkKind.ELSEWHERE, rest=numbers_rest(now))
 
     def drain(self, seconds: float) -> None:
         """Ask the front end to finish its requests and to exit."""
-        self.channel.send(Kind.DRAIN, round(seconds * 1_000))
+        self.channel.send(LinkKind.DRAIN, round(seconds * 1_000))
 
     def close(self) -> None:
         """Cancel all calls."""
@@ -359,7 +359,7 @@ class FrontEndSession:
     def send_error(self, number: int, error: ServerError | None, version: str, flags: int) -> None:
         """Answer with an error; None means a bug."""
         meta, text = (b" ", b"") if error is None else error_parts(error, version)
-        self.channel.send_parts(Kind.FAIL, flags, number, meta, [text])
+        self.channel.send_parts(LinkKind.FAIL, flags, number, meta, [text])
 
     def _on_lost(self, reason: str) -> None:
         self._cancel_all()
@@ -379,44 +379,44 @@ class FrontEndSession:
         self.admission.count_process(self._account, before, held)
         self._moved()
 
-    def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+    def _take(self, header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
         kind = header.kind
-        if kind is Kind.INFER:
+        if kind is LinkKind.INFER:
             self._infer(header, meta, rest)
-        elif kind is Kind.CANCEL:
+        elif kind is LinkKind.CANCEL:
             item = self._under_way.get(header.number)
             if item is not None:
                 item.cancel()
                 self._under_way.pop(header.number, None)
-        elif kind is Kind.CALL:
+        elif kind is LinkKind.CALL:
             self._call(header.number, meta, rest)
             self._moved()
-        elif kind is Kind.BODY:
+        elif kind is LinkKind.BODY:
             item = self._under_way.get(header.number)
             if isinstance(item, ForwardedCall):
                 item.take(bytes(rest), bool(header.flags & _FINAL))
                 self._moved()
-        elif kind is Kind.PAUSE or kind is Kind.GO_ON:
+        elif kind is LinkKind.PAUSE or kind is LinkKind.GO_ON:
             item = self._under_way.get(header.number)
             if isinstance(item, FrontEndCall):
-                item.hold_by(_BY_CLIENT, kind is Kind.PAUSE)
-        elif kind is Kind.HELD:
+                item.hold_by(_BY_CLIENT, kind is LinkKind.PAUSE)
+        elif kind is LinkKind.HELD:
             self._hold(Held(*read_numbers(bytes(rest), len(Held()))))
-        elif kind is Kind.TAKEN:
+        elif kind is LinkKind.TAKEN:
             self.channel.taken(*read_numbers(bytes(rest), 1))
-        elif kind is Kind.UNLOGGED:
+        elif kind is LinkKind.UNLOGGED:
             self.unlogged += header.number
-        elif kind is Kind.ANSWERS:
+        elif kind is LinkKind.ANSWERS:
             try:
                 self.admission.answers.add(orjson.loads(meta))
             except (ValueError, TypeError, IndexError) as error:
                 raise BrokenFrame(f"counts that make no sense: {error}") from None
-        elif kind is Kind.READY:
+        elif kind is LinkKind.READY:
             self._ready()
         else:
             raise BrokenFrame(f"a frame of kind {kind}")
 
-    def _infer(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+    def _infer(self, header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
         number, flags = header.number, header.flags
         if number in self._under_way:
             raise BrokenFrame(f"a second request of number {number}")
@@ -464,7 +464,7 @@ class FrontEndSession:
             raise BrokenFrame("a call that is no object")
         self._under_way[number] = ForwardedCall(self, number, head, bytes(rest))
 
-    def answer(self, number: int, kind: Kind, meta: bytes, rest: bytes) -> None:
+    def answer(self, number: int, kind: LinkKind, meta: bytes, rest: bytes) -> None:
         """Send the answer to a call, unless it was cancelled."""
         if self._under_way.pop(number, None) is not None:
             self.channel.send_parts(kind, 0, number, meta, [rest])

@@ -24,7 +24,7 @@ from headrace.engine.engine import Engine
 from headrace.observability.logs import LogSettings
 from headrace.placement.child_process import ChildProcess, RestartPolicy
 from headrace.placement.worker.python_options import passed_environment
-from headrace.plugins.frontends.config import FrontendConfig, WantedHeaders
+from headrace.plugins.frontends.config import FrontendConfig, LinkHeaders
 from headrace.plugins.frontends.session import FrontEndSession
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Supervisor:
         self.draining = False
         self.unlogged_before = 0  # lost log lines of front ends that have ended
         self.serves = False  # the readiness that front ends report
-        self.headers = WantedHeaders()
+        self.headers = LinkHeaders()
         self._front_ends = [_FrontEnd(self, number) for number in range(1, count + 1)]
         self._changed = asyncio.Event()
         self._telling = False
@@ -213,8 +213,8 @@ class Supervisor:
             session.tell_elsewhere()
 
     def want(self, headers: Mapping[str, Mapping[str, Any]]) -> None:
-        """Set the headers that requests must carry: the fields of `WantedHeaders`."""
-        self.headers = WantedHeaders(**headers)
+        """Set the headers that requests must carry: the fields of `LinkHeaders`."""
+        self.headers = LinkHeaders(**headers)
         for session in self._sessions:
             session.tell_headers(self.headers)
 

@@ -18,10 +18,10 @@ from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar, Protocol
 
-from headrace.plugins.functions.calls import Arguments, Calls, Plan, Request, refusal
+from headrace.plugins.functions.calls import Arguments, CallPlan, Calls, Request, refusal
 from headrace.plugins.functions.configuration import check, complete
 from headrace.plugins.functions.decorator import Declaration, declared
-from headrace.plugins.functions.signature import Mode
+from headrace.plugins.functions.signature import CallMode
 from headrace.plugins.functions.values import InvalidInput
 from headrace.workers import triton_api as pb
 
@@ -73,7 +73,7 @@ class PlainModel(FunctionModel):
         return self.calls.responses(plan, results)
 
 
-class AsyncModel(FunctionModel):
+class CoroutineModel(FunctionModel):
     """A coroutine that returns its result; the calls of a batch run concurrently."""
 
     async def execute(self, requests: Sequence[Request]) -> list[pb.InferenceResponse]:
@@ -109,7 +109,7 @@ FINAL = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 log = logging.getLogger("model")
 
 
-class Sender(Protocol):
+class ResponseSender(Protocol):
     """The sender of responses to a request; implemented by `triton_api`."""
 
     def send(self, response: pb.InferenceResponse | None = None, flags: int = 0) -> None:
@@ -125,7 +125,7 @@ class Sender(Protocol):
 class StreamedRequest(Request, Protocol):
     """A request with any number of responses, as far as needed here."""
 
-    def get_response_sender(self) -> Sender:
+    def get_response_sender(self) -> ResponseSender:
         """The sender of its responses."""
 
 
@@ -147,7 +147,7 @@ class StreamModel(FunctionModel):
         self._threads.shutdown(wait=False, cancel_futures=True)
         super().finalize()
 
-    def _answer(self, request: Request, sender: Sender) -> None:
+    def _answer(self, request: Request, sender: ResponseSender) -> None:
         try:
             plan = self.calls.plan([request])
             if plan.calls and not sender.is_cancelled():
@@ -157,7 +157,7 @@ class StreamModel(FunctionModel):
             _log(self.declaration.name, error)
             sender.send(refusal(error), FINAL)
 
-    def _stream(self, plan: Plan, sender: Sender) -> None:
+    def _stream(self, plan: CallPlan, sender: ResponseSender) -> None:
         values = self.function(**plan.calls[0])
         try:
             for value in values:
@@ -184,7 +184,7 @@ class AsyncStreamModel(FunctionModel):
             task.add_done_callback(self._tasks.discard)
             task.add_done_callback(partial(_report, self.declaration.name))
 
-    async def _answer(self, request: Request, sender: Sender) -> None:
+    async def _answer(self, request: Request, sender: ResponseSender) -> None:
         try:
             plan = self.calls.plan([request])
             if plan.calls and not sender.is_cancelled():
@@ -194,7 +194,7 @@ class AsyncStreamModel(FunctionModel):
             _log(self.declaration.name, error)
             await sender.asend(refusal(error), FINAL)
 
-    async def _stream(self, plan: Plan, sender: Sender) -> None:
+    async def _stream(self, plan: CallPlan, sender: ResponseSender) -> None:
         values = self.function(**plan.calls[0])
         try:
             async for value in values:
@@ -248,8 +248,8 @@ def find(module: ModuleType, wanted: str = "") -> Declaration | None:
 def adapted(declaration: Declaration) -> type[FunctionModel]:
     """The declared model as a class with the methods of Triton's Python models."""
     signature = declaration.signature
-    base: Any = AsyncModel if signature.asynchronous else PlainModel
-    if signature.mode is Mode.STREAM:
+    base: Any = CoroutineModel if signature.asynchronous else PlainModel
+    if signature.mode is CallMode.STREAM:
         base = AsyncStreamModel if signature.asynchronous else StreamModel
     namespace = {
         "declaration": declaration,

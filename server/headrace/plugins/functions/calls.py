@@ -12,15 +12,15 @@ import numpy as np
 
 from headrace.ipc.elements import Array
 from headrace.plugins.functions.signature import (
+    CallMode,
     Columns,
     Context,
     Dim,
-    Form,
-    Mode,
+    FunctionSignature,
     Packing,
     Port,
-    Signature,
     Tensor,
+    TensorForm,
     Value,
 )
 from headrace.plugins.functions.values import (
@@ -57,7 +57,7 @@ class Request(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CallPlan:
     """The calls for a list of requests.
 
     `refused` has, for each request, its response if it gets no call, or None; `rows` the number of
@@ -73,18 +73,18 @@ class Plan:
 class Calls:
     """The conversion for a function with this signature."""
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(self, signature: FunctionSignature) -> None:
         self._signature = signature
         self._inputs = signature.inputs
         self._outputs = signature.results
-        self._by_rows = signature.mode in (Mode.ROW, Mode.BATCH)
+        self._by_rows = signature.mode in (CallMode.ROW, CallMode.BATCH)
         ports = (*self._inputs, *self._outputs)
         names = [dim.name for port in ports for dim in port.dims if dim.name]
         self._shares = len(names) > len(set(names))  # dimensions that must be equal
 
-    def plan(self, requests: Sequence[Request]) -> Plan:
+    def plan(self, requests: Sequence[Request]) -> CallPlan:
         """The calls for a list of requests."""
-        plan = Plan()
+        plan = CallPlan()
         found: list[dict[str, Array]] = []
         accepted: list[Request] = []
         for request in requests:
@@ -98,9 +98,9 @@ class Calls:
             plan.sizes.append(sizes)
             found.append(arrays)
             accepted.append(request)
-        if self._signature.mode is Mode.BATCH and found:
+        if self._signature.mode is CallMode.BATCH and found:
             plan.calls.append(self._arguments(_joined(found)))
-        elif self._signature.mode is Mode.ROW:
+        elif self._signature.mode is CallMode.ROW:
             for arrays, rows in zip(found, plan.rows, strict=True):
                 plan.calls.extend(self._row_arguments(arrays, rows))
         else:
@@ -109,14 +109,14 @@ class Calls:
             self._tell(plan, accepted)
         return plan
 
-    def responses(self, plan: Plan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
+    def responses(self, plan: CallPlan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
         """The responses to all requests of a plan; raises `ResultError`.
 
         `results` has the result of each of its calls.
         """
-        if self._signature.mode is Mode.BATCH:
+        if self._signature.mode is CallMode.BATCH:
             answered = self._split(plan, results)
-        elif self._signature.mode is Mode.ROW:
+        elif self._signature.mode is CallMode.ROW:
             answered = self._gathered(plan, results)
         else:
             answered = [
@@ -132,12 +132,12 @@ class Calls:
 
     # --- requests
 
-    def _tell(self, plan: Plan, requests: Sequence[Request]) -> None:
+    def _tell(self, plan: CallPlan, requests: Sequence[Request]) -> None:
         """Add the contexts of requests to the calls."""
         name = self._signature.context
         contexts = [Context(r.request_id(), json.loads(r.parameters())) for r in requests]
         each = [one for one, rows in zip(contexts, plan.rows, strict=True) for _ in range(rows)]
-        if self._signature.mode is Mode.BATCH:
+        if self._signature.mode is CallMode.BATCH:
             for arguments in plan.calls:  # one call, unless all requests are refused
                 arguments[name] = each
             return
@@ -189,7 +189,7 @@ class Calls:
 
     # --- results
 
-    def _split(self, plan: Plan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
+    def _split(self, plan: CallPlan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
         """Divide the result of a batch's single call between its requests."""
         if not results:
             return []
@@ -201,7 +201,7 @@ class Calls:
             first += count
         return responses
 
-    def _gathered(self, plan: Plan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
+    def _gathered(self, plan: CallPlan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
         """Gather the results of rows by request."""
         unpacked = [self._unpacked(result) for result in results]
         columns: list[list[Any]] = [list(column) for column in zip(*unpacked, strict=True)]
@@ -310,7 +310,7 @@ def _check(array: Array, dims: Sequence[Dim], sizes: dict[str, int], where: str)
 
 def _check_single(declared: Tensor, values: Sequence[Any], where: str) -> None:
     """Refuse values with a shape where single values are declared."""
-    if declared.form is Form.SINGLE:
+    if declared.form is TensorForm.SINGLE:
         for value in values:
             if np.ndim(value):
                 raise ResultError(f"{where} is declared as {declared}, got {describe(value)}")

@@ -7,7 +7,7 @@ check comes last.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.plugins.functions.signature import Mode, Port, Signature
+from headrace.plugins.functions.signature import CallMode, FunctionSignature, Port
 from headrace.workers.triton_config import (
     Contradicted,
     ModelConfig,
@@ -17,7 +17,7 @@ from headrace.workers.triton_config import (
 )
 
 
-def complete(signature: Signature, config: ModelConfig) -> None:
+def complete(signature: FunctionSignature, config: ModelConfig) -> None:
     """Complete a configuration."""
     known = config.as_dict()
     if signature.max_batch_size and not known.get("max_batch_size"):
@@ -26,11 +26,11 @@ def complete(signature: Signature, config: ModelConfig) -> None:
         config.add_input(_tensor(port, get_input_config_by_name(known, port.name), True))
     for port in signature.results:
         config.add_output(_tensor(port, get_output_config_by_name(known, port.name), False))
-    if signature.mode is Mode.STREAM and "model_transaction_policy" not in known:
+    if signature.mode is CallMode.STREAM and "model_transaction_policy" not in known:
         config.set_model_transaction_policy({"decoupled": True})
 
 
-def check(signature: Signature, config: Mapping[str, Any]) -> None:
+def check(signature: FunctionSignature, config: Mapping[str, Any]) -> None:
     """Check a complete configuration against a signature; raises `Contradicted`."""
     if found := list(_contradictions(signature, config)):
         raise Contradicted(*found)
@@ -50,7 +50,9 @@ def _tensor(port: Port, known: Mapping[str, Any] | None, is_input: bool) -> dict
     return tensor
 
 
-def _contradictions(signature: Signature, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _contradictions(
+    signature: FunctionSignature, config: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     """Fields with the contradiction of each."""
     size, limit = int(config.get("max_batch_size", 0)), signature.max_batch_size
     if size > limit:
@@ -59,7 +61,7 @@ def _contradictions(signature: Signature, config: Mapping[str, Any]) -> Iterator
     if limit and not size:
         yield "max_batch_size", f"it is 0, but the model takes rows, up to {limit}"
     decoupled = using_decoupled_model_transaction_policy(config)
-    if decoupled != (signature.mode is Mode.STREAM):
+    if decoupled != (signature.mode is CallMode.STREAM):
         text = (
             "must be true, since the model yields its responses"
             if not decoupled

@@ -5,7 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-from headrace.plugins.functions.signature import Options, Signature, SignatureError, read_signature
+from headrace.plugins.functions.signature import (
+    FunctionSignature,
+    Options,
+    SignatureError,
+    read_signature,
+)
 from headrace.workers.python_loader import MARK
 
 _THREADS = 32
@@ -20,7 +25,7 @@ class Declaration:
     """
 
     target: Any
-    signature: Signature
+    signature: FunctionSignature
     max_streams: int
     instances: int = 1
 
@@ -100,7 +105,7 @@ def declared(found: object) -> Declaration | None:
     return declaration
 
 
-def _signature(found: Any, options: Options) -> Signature:
+def _signature(found: Any, options: Options) -> FunctionSignature:
     name = getattr(found, "__name__", type(found).__name__)
     if not isinstance(found, type):
         if not inspect.isfunction(found):

@@ -64,7 +64,7 @@ class Dim:
         return self.name or ("int" if self.size < 0 else str(self.size))
 
 
-class Form(Enum):
+class TensorForm(Enum):
     """The form in which a function takes or returns a tensor."""
 
     ARRAY = "array"
@@ -78,18 +78,18 @@ class Tensor:
 
     element: Element
     dims: tuple[Dim, ...]
-    form: Form
+    form: TensorForm
     single: type
 
     def __str__(self) -> str:
-        if self.form is Form.ARRAY:
+        if self.form is TensorForm.ARRAY:
             return f"{self.element.spelled}[{', '.join(map(str, self.dims)) or '()'}]"
         depth = len(self.dims)
         return "list[" * depth + self.single.__name__ + "]" * depth
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column of a data frame: a tensor with one value per row."""
 
     name: str
@@ -102,7 +102,7 @@ class Columns:
     """An annotation for a data frame of a library, `pandas` or `pyarrow`."""
 
     library: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
 
     def __str__(self) -> str:
         kind = "Frame" if self.library == "pandas" else "Table"
@@ -119,7 +119,7 @@ class ArrayOf:
 
     def __class_getitem__(cls, given: Any) -> Any:
         dims = tuple(_dim(one) for one in (given if isinstance(given, tuple) else (given,)))
-        return Annotated[np.ndarray, Tensor(cls.element, dims, Form.ARRAY, np.ndarray)]
+        return Annotated[np.ndarray, Tensor(cls.element, dims, TensorForm.ARRAY, np.ndarray)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,7 +176,7 @@ def _plain(hint: Any) -> Tensor:
     element = _single(leaf)
     if element is None:
         raise SignatureError(f"{_spelled(hint)} is no type of a tensor: {_HOW}{_hint(leaf)}")
-    return Tensor(element, (Dim(),) * depth, Form.LIST if depth else Form.SINGLE, leaf)
+    return Tensor(element, (Dim(),) * depth, TensorForm.LIST if depth else TensorForm.SINGLE, leaf)
 
 
 def _single(hint: Any) -> Element | None:
@@ -202,10 +202,10 @@ def _numpy(hint: Any) -> Tensor:
     dims = get_args(shape)
     if get_origin(shape) is not tuple or Ellipsis in dims or element is None:
         raise SignatureError(f"{_spelled(hint)} leaves open what it is: {_HOW}")
-    return Tensor(element, tuple(_dim(one) for one in dims), Form.ARRAY, np.ndarray)
+    return Tensor(element, tuple(_dim(one) for one in dims), TensorForm.ARRAY, np.ndarray)
 
 
-def _columns(schema: Any) -> tuple[Column, ...]:
+def _columns(schema: Any) -> tuple[TableColumn, ...]:
     """The columns declared by a schema; raises `SignatureError`."""
     try:
         hints = schema if isinstance(schema, Mapping) else get_type_hints(schema, None, None, True)
@@ -216,19 +216,19 @@ def _columns(schema: Any) -> tuple[Column, ...]:
     return tuple(_column(name, hint) for name, hint in hints.items())
 
 
-def _column(name: str, hint: Any) -> Column:
+def _column(name: str, hint: Any) -> TableColumn:
     inner = [one for one in get_args(hint) if one is not type(None)]
     nullable = get_origin(hint) in (Union, types.UnionType) and len(inner) == 1
     kind = inner[0] if nullable else hint
     if isinstance(kind, type) and issubclass(kind, ArrayOf):
-        return Column(name, kind.element, nullable)
+        return TableColumn(name, kind.element, nullable)
     element = _single(kind)
     if element is None:
         raise SignatureError(
             f"column '{name}' is {_spelled(hint)}, which no column can be: it has one value for"
             " each row, as in int, float | None, np.float32 or Strings"
         )
-    return Column(name, element, nullable)
+    return TableColumn(name, element, nullable)
 
 
 def _dim(given: Any) -> Dim:
@@ -275,7 +275,7 @@ class Context:
     parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
 
-class Mode(Enum):
+class CallMode(Enum):
     """The mode of converting requests to calls."""
 
     ROW = "row"
@@ -323,11 +323,11 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class FunctionSignature:
     """The signature of a function. `max_batch_size` 0 means that requests are not batched."""
 
     name: str
-    mode: Mode
+    mode: CallMode
     max_batch_size: int
     asynchronous: bool
     parameters: tuple[Value, ...]
@@ -363,7 +363,7 @@ _MISSING = Element("bool", "BOOL")
 
 def read_signature(
     function: Callable[..., Any], name: str, options: Options, method: bool = False
-) -> Signature:
+) -> FunctionSignature:
     """The signature of a function, or of a method; raises `SignatureError`."""
     try:
         return _read(function, name, options, method)
@@ -371,7 +371,9 @@ def read_signature(
         raise SignatureError(f"model {name}: {error}") from None
 
 
-def _read(function: Callable[..., Any], name: str, options: Options, method: bool) -> Signature:
+def _read(
+    function: Callable[..., Any], name: str, options: Options, method: bool
+) -> FunctionSignature:
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
@@ -387,9 +389,9 @@ def _read(function: Callable[..., Any], name: str, options: Options, method: boo
     for value in (*parameters, *outputs):
         _check_rows(value, mode)
     _check_context(context, mode)
-    if mode is Mode.BATCH:
+    if mode is CallMode.BATCH:
         _check_row_dimension([*parameters, *outputs])
-    signature = Signature(
+    signature = FunctionSignature(
         name,
         mode,
         rows,
@@ -432,10 +434,10 @@ def _parameters(
     return found, context
 
 
-def _check_context(context: dict[str, Any], mode: Mode) -> None:
+def _check_context(context: dict[str, Any], mode: CallMode) -> None:
     if len(context) > 1:
         raise SignatureError(f"{' and '.join(context)} are told the same: one Context is enough")
-    many = mode is Mode.BATCH
+    many = mode is CallMode.BATCH
     for name, hint in context.items():
         if (hint is not Context) is not many:
             raise SignatureError(
@@ -502,7 +504,7 @@ def _unpacked(hint: Any) -> tuple[Packing, list[tuple[str, Any]]]:
     return Packing.ONE, [("output", hint)]
 
 
-def _mode(parameters: Sequence[Value], options: Options, streams: bool) -> tuple[Mode, int]:
+def _mode(parameters: Sequence[Value], options: Options, streams: bool) -> tuple[CallMode, int]:
     """The mode of calls, and the maximum number of rows."""
     size, per_row = options.max_batch_size, options.per_row
     if size is not None and (type(size) is not int or size < 0):
@@ -512,26 +514,26 @@ def _mode(parameters: Sequence[Value], options: Options, streams: bool) -> tuple
             raise SignatureError(
                 "what yields answers one request at a time: leave max_batch_size and per_row out"
             )
-        return Mode.STREAM, 0
+        return CallMode.STREAM, 0
     if per_row is None:
         per_row = size != 0 and all(
-            isinstance(value.declared, Tensor) and value.declared.form is Form.SINGLE
+            isinstance(value.declared, Tensor) and value.declared.form is TensorForm.SINGLE
             for value in parameters
         )
     if per_row:
         if size == 0:
             raise SignatureError("a function of rows needs a max_batch_size of 1 or more")
-        return Mode.ROW, size or DEFAULT_ROWS
-    return (Mode.BATCH, size) if size else (Mode.REQUEST, 0)
+        return CallMode.ROW, size or DEFAULT_ROWS
+    return (CallMode.BATCH, size) if size else (CallMode.REQUEST, 0)
 
 
-def _check_rows(value: Value, mode: Mode) -> None:
+def _check_rows(value: Value, mode: CallMode) -> None:
     """Check that a value suits `mode`; raises `SignatureError`."""
     declared = value.declared
     if isinstance(declared, Columns):
-        if mode is Mode.ROW:
+        if mode is CallMode.ROW:
             raise SignatureError(f"'{value.name}' is a data frame, which is more than a row")
-    elif mode is Mode.BATCH and (not declared.dims or declared.dims[0].size >= 0):
+    elif mode is CallMode.BATCH and (not declared.dims or declared.dims[0].size >= 0):
         raise SignatureError(
             f"'{value.name}' is {declared}, but with max_batch_size a call is for the rows of"
             " several requests, and every input and output has to begin with the dimension that"
@@ -561,19 +563,19 @@ def _check_row_dimension(values: Sequence[Value]) -> None:
             )
 
 
-def _ports(value: Value, mode: Mode) -> tuple[Port, ...]:
+def _ports(value: Value, mode: CallMode) -> tuple[Port, ...]:
     declared = value.declared
     dims: tuple[Dim, ...]
     if isinstance(declared, Columns):
-        dims = (Dim(f"{value.name}.rows"),) if mode is not Mode.BATCH else ()
+        dims = (Dim(f"{value.name}.rows"),) if mode is not CallMode.BATCH else ()
         ports = []
         for column in declared.columns:
             ports.append(Port(column.name, column.element, dims))
             if column.nullable:
                 ports.append(Port(f"{column.name}.null", _MISSING, dims, optional=True))
         return tuple(ports)
-    dims = declared.dims[1:] if mode is Mode.BATCH else declared.dims
-    if declared.form is Form.SINGLE and mode is not Mode.ROW:
+    dims = declared.dims[1:] if mode is CallMode.BATCH else declared.dims
+    if declared.form is TensorForm.SINGLE and mode is not CallMode.ROW:
         dims = (Dim(size=1),)
     return (Port(value.name, declared.element, dims, value.optional),)
 

@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 
 from headrace.ipc.elements import DTYPES, Array
-from headrace.plugins.functions.signature import Column, Columns, Dim, Element, Form, Tensor
+from headrace.plugins.functions.signature import (
+    Columns,
+    Dim,
+    Element,
+    TableColumn,
+    Tensor,
+    TensorForm,
+)
 
 _FLOAT32 = np.dtype("<f4")
 
@@ -66,16 +73,16 @@ def sent(array: Array, element: Element) -> Array:
 
 def given(array: Array, tensor: Tensor) -> Any:
     """A function's argument for a whole array."""
-    if tensor.form is Form.ARRAY:
+    if tensor.form is TensorForm.ARRAY:
         return array
-    if tensor.form is Form.LIST:
+    if tensor.form is TensorForm.LIST:
         return array.tolist()
     return each(array, tensor)[0]
 
 
 def each(array: Array, tensor: Tensor) -> list[Any]:
     """A function's arguments for the rows of an array."""
-    if tensor.form is Form.ARRAY or issubclass(tensor.single, np.generic):
+    if tensor.form is TensorForm.ARRAY or issubclass(tensor.single, np.generic):
         return list(array)
     rows: list[Any] = array.tolist()
     return rows
@@ -137,7 +144,7 @@ def describe(value: object) -> str:
 
 def _given(value: object, tensor: Tensor) -> str:
     """A value described for an error; for single values, which come row by row, their types."""
-    if tensor.form is Form.SINGLE and isinstance(value, list):
+    if tensor.form is TensorForm.SINGLE and isinstance(value, list):
         return " and ".join(sorted({type(one).__name__ for one in value}))
     return describe(value)
 
@@ -220,7 +227,7 @@ def from_frame(declared: Columns, frame: Any, where: str) -> dict[str, Array]:
             )
         values, nulls = split(library, column, frame[column.name])
         at = f"column '{column.name}'"
-        tensor = Tensor(column.element, (Dim("rows"),), Form.ARRAY, np.ndarray)
+        tensor = Tensor(column.element, (Dim("rows"),), TensorForm.ARRAY, np.ndarray)
         if column.nullable:
             arrays[f"{column.name}.null"] = nulls
         elif nulls.any() and not _is_float(column):
@@ -231,18 +238,18 @@ def from_frame(declared: Columns, frame: Any, where: str) -> dict[str, Array]:
     return arrays
 
 
-def _is_float(column: Column) -> bool:
+def _is_float(column: TableColumn) -> bool:
     return dtype_of(column.element).kind == "f"
 
 
-def _blank(column: Column) -> Any:
+def _blank(column: TableColumn) -> Any:
     """The placeholder of a missing value."""
     if column.element.datatype == "BYTES":
         return "" if column.element.text else b""
     return float("nan") if _is_float(column) else dtype_of(column.element).type(0)
 
 
-def _pandas_column(pandas: Any, column: Column, values: Array, nulls: Array | None) -> Any:
+def _pandas_column(pandas: Any, column: TableColumn, values: Array, nulls: Array | None) -> Any:
     """A pandas column; missing numbers are NaN, or NA, missing text is None."""
     if not column.nullable:
         return values
@@ -258,7 +265,7 @@ def _pandas_column(pandas: Any, column: Column, values: Array, nulls: Array | No
     return series
 
 
-def _split_pandas(pandas: Any, column: Column, series: Any) -> tuple[Any, Array]:
+def _split_pandas(pandas: Any, column: TableColumn, series: Any) -> tuple[Any, Array]:
     nulls = np.asarray(series.isna(), np.bool_)
     present = np.asarray(series[~nulls] if nulls.any() else series)
     if present.dtype == object and column.element.datatype != "BYTES":
@@ -266,7 +273,7 @@ def _split_pandas(pandas: Any, column: Column, series: Any) -> tuple[Any, Array]
     return _with_blanks(column, present, nulls), nulls
 
 
-def _arrow_column(arrow: Any, column: Column, values: Array, nulls: Array | None) -> Any:
+def _arrow_column(arrow: Any, column: TableColumn, values: Array, nulls: Array | None) -> Any:
     if column.element.datatype == "BYTES":
         kind = arrow.string() if column.element.text else arrow.binary()
     else:
@@ -274,7 +281,7 @@ def _arrow_column(arrow: Any, column: Column, values: Array, nulls: Array | None
     return arrow.array(values, kind, mask=nulls)
 
 
-def _split_arrow(arrow: Any, column: Column, chunks: Any) -> tuple[Any, Array]:
+def _split_arrow(arrow: Any, column: TableColumn, chunks: Any) -> tuple[Any, Array]:
     nulls = np.asarray(chunks.is_null(), np.bool_)
     chunks = chunks.drop_null()
     if column.element.datatype == "BYTES":
@@ -285,7 +292,7 @@ def _split_arrow(arrow: Any, column: Column, chunks: Any) -> tuple[Any, Array]:
     return _with_blanks(column, present, nulls), nulls
 
 
-def _with_blanks(column: Column, present: Array, nulls: Array) -> Array:
+def _with_blanks(column: TableColumn, present: Array, nulls: Array) -> Array:
     """All values, with placeholders for missing ones."""
     if not nulls.any():
         return present

@@ -20,7 +20,7 @@ from headrace.doors.grpc.call import (
     Message,
     Noted,
     Open,
-    Session,
+    StreamSession,
     error_text,
     log_access,
     noted_fields,
@@ -149,7 +149,9 @@ class _QueuePeer(_AioCall):
         else:
             self._released.set()
 
-    async def run(self, requests: AsyncIterator[Buffer], session: Session) -> AsyncIterator[bytes]:
+    async def run(
+        self, requests: AsyncIterator[Buffer], session: StreamSession
+    ) -> AsyncIterator[bytes]:
         """Iterate over the session's messages, and pass it the client's, until it ends."""
         reader = asyncio.create_task(self._read(requests, session))
         try:
@@ -172,7 +174,7 @@ class _QueuePeer(_AioCall):
             self._messages.clear()  # queued messages are no longer wanted
             self._count(-self._nbytes)
 
-    async def _read(self, requests: AsyncIterator[Buffer], session: Session) -> None:
+    async def _read(self, requests: AsyncIterator[Buffer], session: StreamSession) -> None:
         """Pass the client's messages to the session."""
         try:
             async for message in requests:

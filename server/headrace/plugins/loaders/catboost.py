@@ -10,8 +10,8 @@ from headrace.ipc.elements import Array
 from headrace.plugins.loaders.tabular import (
     INPUT,
     LEAST_ROWS,
-    Column,
-    Declared,
+    DeclaredTensor,
+    Feature,
     Tabular,
     Traits,
     model_class,
@@ -32,10 +32,10 @@ def load(document: dict[str, Any]) -> type[Any]:
             model = library.CatBoostClassifier().load_model(path)
     except library.CatBoostError as error:
         raise unreadable(path.name, "a CatBoost model", error) from error
-    return model_class(Tabular(Boosted(model)), document, LEAST_ROWS)
+    return model_class(Tabular(CatBoostPredictor(model)), document, LEAST_ROWS)
 
 
-class Boosted:
+class CatBoostPredictor:
     """A CatBoost model as a predictor; a classifier also has `predict_proba`."""
 
     def __init__(self, model: Any) -> None:
@@ -45,11 +45,11 @@ class Boosted:
         self._model = model
         texts = {*model.get_cat_feature_indices(), *model.get_text_feature_indices()}
         columns = [
-            Column(name, "BYTES", "") if index in texts else Column(name)
+            Feature(name, "BYTES", "") if index in texts else Feature(name)
             for index, name in enumerate(model.feature_names_)
         ]
         self._mixed = bool(texts)
-        matrix = None if texts else Declared(INPUT, "FP32", (len(columns),))
+        matrix = None if texts else DeclaredTensor(INPUT, "FP32", (len(columns),))
         proba = hasattr(model, "predict_proba")
         names = ["predict", "predict_proba"] if proba else ["predict"]
         self.traits = Traits(columns, matrix, self._mixed, names, names)

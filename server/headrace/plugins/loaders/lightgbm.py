@@ -8,8 +8,8 @@ from headrace.ipc.elements import Array
 from headrace.plugins.loaders.tabular import (
     INPUT,
     LEAST_ROWS,
-    Column,
-    Declared,
+    DeclaredTensor,
+    Feature,
     Tabular,
     Traits,
     model_class,
@@ -28,10 +28,10 @@ def load(document: dict[str, Any]) -> type[Any]:
         booster = library.Booster(model_file=path)
     except (library.basic.LightGBMError, ValueError) as error:
         raise unreadable(path.name, "a LightGBM model", error) from error
-    return model_class(Tabular(Boosted(booster)), document, LEAST_ROWS)
+    return model_class(Tabular(LightGBMPredictor(booster)), document, LEAST_ROWS)
 
 
-class Boosted:
+class LightGBMPredictor:
     """A booster as a predictor: `predict` is its prediction, for a classifier probabilities."""
 
     def __init__(self, booster: Any) -> None:
@@ -47,7 +47,7 @@ class Boosted:
             for index, values in zip(sorted(which), kept, strict=bool(which))
         }
         columns = [_column(name, self._categories.get(name)) for name in names]
-        matrix = Declared(INPUT, "FP32", (booster.num_feature(),))
+        matrix = DeclaredTensor(INPUT, "FP32", (booster.num_feature(),))
         given = ["predict"]
         made_up = names == [f"Column_{index}" for index in range(len(names))]
         self.traits = Traits(
@@ -67,9 +67,9 @@ class Boosted:
         return {"predict": self._booster.predict(table, num_threads=threads())}
 
 
-def _column(name: str, known: Mapping[Any, int] | None) -> Column:
+def _column(name: str, known: Mapping[Any, int] | None) -> Feature:
     if not known:
-        return Column(name)
+        return Feature(name)
     first = next(iter(known))
     datatype = {str: "BYTES", bool: "BOOL", int: "INT64"}.get(type(first), "FP64")
-    return Column(name, datatype, first)
+    return Feature(name, datatype, first)

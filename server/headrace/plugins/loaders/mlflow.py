@@ -9,8 +9,8 @@ from headrace.ipc.elements import DTYPES, Array, datatype_of
 from headrace.plugins.loaders.tabular import (
     INPUT,
     LEAST_ROWS,
-    Column,
-    Declared,
+    DeclaredTensor,
+    Feature,
     Tabular,
     Traits,
     model_class,
@@ -54,12 +54,12 @@ class Function:
         self._dates = {i.name for i in inputs if not self._tensors and i.type.name == "datetime"}
         named = bool(inputs) and signature.inputs.has_input_names()
         columns = [_column(spec) for spec in inputs] if named else []
-        matrix: Declared | None = None
+        matrix: DeclaredTensor | None = None
         if len(inputs) == 1 and not named:
             found = _column(inputs[0])
-            matrix = Declared(INPUT, found.datatype, found.dims)
+            matrix = DeclaredTensor(INPUT, found.datatype, found.dims)
         elif not named:
-            matrix = Declared(INPUT, "FP64", (len(inputs) or -1,))
+            matrix = DeclaredTensor(INPUT, "FP64", (len(inputs) or -1,))
         given = [replace(_column(s).declared, name=s.name or "predict") for s in outputs]
         names = [declared.name for declared in given] or ["predict"]
         self.traits = Traits(columns, matrix, named, names, names, given)
@@ -87,7 +87,7 @@ class Function:
         return {names[0]: found.to_numpy() if hasattr(found, "to_numpy") else found}
 
 
-def _column(spec: Any) -> Column:
+def _column(spec: Any) -> Feature:
     """A column or tensor of a signature."""
     name = spec.name or ""
     if hasattr(spec, "shape"):
@@ -96,10 +96,10 @@ def _column(spec: Any) -> Column:
         if datatype is None:
             raise ValueError(f"'{name}' is {dtype}, which is no tensor of the protocol")
         sample: Any = "" if datatype == "BYTES" else 0
-        return Column(name, datatype, sample, tuple(spec.shape[1:]) or (1,), not spec.required)
+        return Feature(name, datatype, sample, tuple(spec.shape[1:]) or (1,), not spec.required)
     kind = getattr(spec.type, "name", str(spec.type))
     if kind not in _TYPES:
         raise ValueError(f"'{name}' is of the type {kind}, which is no tensor of the protocol")
     datatype = _TYPES[kind]
     sample = {"datetime": "2000-01-01", "string": ""}.get(kind, DTYPES[datatype].type(0))
-    return Column(name, datatype, sample, (1,), not spec.required)
+    return Feature(name, datatype, sample, (1,), not spec.required)

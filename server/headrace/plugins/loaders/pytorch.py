@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.ipc.elements import Array
 from headrace.plugins.loaders.tabular import (
-    Declared,
+    DeclaredTensor,
     fill,
     model_class,
     needed,
@@ -37,8 +37,8 @@ class ExportParts:
 
     arguments: Sequence[str]
     keywords: Sequence[str]
-    inputs: Sequence[Declared]
-    outputs: Sequence[Declared]
+    inputs: Sequence[DeclaredTensor]
+    outputs: Sequence[DeclaredTensor]
     most_rows: int
 
 
@@ -89,11 +89,13 @@ def _value(nodes: Any, name: Any) -> Any:
     return value
 
 
-def _declared(name: str, value: Any, datatypes: Any) -> Declared:
+def _declared(name: str, value: Any, datatypes: Any) -> DeclaredTensor:
     datatype = datatypes.get(value.dtype)
     if datatype is None:
         raise ValueError(f"{name} is {value.dtype}, which cannot be served")
-    return Declared(name, datatype, tuple(d if isinstance(d, int) else -1 for d in value.shape))
+    return DeclaredTensor(
+        name, datatype, tuple(d if isinstance(d, int) else -1 for d in value.shape)
+    )
 
 
 def _most_rows(program: Any, values: Sequence[Any]) -> int:
@@ -172,9 +174,9 @@ class Program:
         self._inputs: dict[str, str] = {}  # arguments by input name
         self._outputs: dict[str, int] = {}  # positions in the program's result
         self._device = "cpu"
-        self._known: tuple[Sequence[Declared], Sequence[Declared]] = ((), ())
+        self._known: tuple[Sequence[DeclaredTensor], Sequence[DeclaredTensor]] = ((), ())
 
-    def describe(self, inputs: Sequence[Declared], outputs: Sequence[Declared]) -> None:
+    def describe(self, inputs: Sequence[DeclaredTensor], outputs: Sequence[DeclaredTensor]) -> None:
         """Set the program's own declarations, including the first dimension."""
         self._known = inputs, outputs
 
@@ -201,7 +203,7 @@ class Program:
             # Without a batch dimension the program's first dimension is like any other.
             cut = 0 if lead else 1
             found = [
-                Declared(name, known[place].datatype, known[place].dims[cut:])
+                DeclaredTensor(name, known[place].datatype, known[place].dims[cut:])
                 for name, place in places.items()
                 if place < len(known)
             ]
@@ -211,7 +213,9 @@ class Program:
                     # One value per row and no axis for it: clients see [rows, 1].
                     tensor |= {"dims": [1], "reshape": {"shape": []}}
 
-    def bind(self, inputs: Sequence[Declared], outputs: Sequence[Declared], device: str) -> None:
+    def bind(
+        self, inputs: Sequence[DeclaredTensor], outputs: Sequence[DeclaredTensor], device: str
+    ) -> None:
         """Assign arguments to inputs; raises `ValueError`."""
         names = [declared.name for declared in inputs]
         places = self._places("input", names)

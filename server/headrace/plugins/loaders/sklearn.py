@@ -11,8 +11,8 @@ from headrace.ipc.elements import Array
 from headrace.plugins.loaders.tabular import (
     INPUT,
     LEAST_ROWS,
-    Column,
-    Declared,
+    DeclaredTensor,
+    Feature,
     Tabular,
     Traits,
     model_class,
@@ -33,7 +33,7 @@ def is_composed(model: Any) -> bool:
     return any(hasattr(value, "fit") for value in parameters.values())
 
 
-def column_kinds(model: Any, names: Sequence[str]) -> dict[str, Column]:
+def column_kinds(model: Any, names: Sequence[str]) -> dict[str, Feature]:
     """Columns with known types or categories, by name."""
     return _kinds(_outer(model), list(names)) if names else {}
 
@@ -57,13 +57,13 @@ def _entry(model: Any) -> Any:
     return model
 
 
-def _kinds(step: Any, names: list[str]) -> dict[str, Column]:
+def _kinds(step: Any, names: list[str]) -> dict[str, Feature]:
     if step is None or isinstance(step, str):  # columns passed through, or dropped
         return {}
     if hasattr(step, "build_analyzer"):
-        return {name: Column(name, "BYTES", "") for name in names}
+        return {name: Feature(name, "BYTES", "") for name in names}
     if hasattr(step, "transformers_"):
-        found: dict[str, Column] = {}
+        found: dict[str, Feature] = {}
         for _, inner, picked in step.transformers_:
             found = _kinds(inner, _picked(picked, names)) | found
         return found
@@ -92,15 +92,15 @@ def _picked(picked: Any, names: list[str]) -> list[str]:
     return [item if isinstance(item, str) else names[item] for item in items]
 
 
-def _category(name: str, known: Any) -> Column:
+def _category(name: str, known: Any) -> Feature:
     """A column with the categories that an encoder was fitted with."""
     values = known.tolist()
     texts = [value for value in values if isinstance(value, str)]
     if texts:
-        return Column(name, "BYTES", texts[0])
+        return Feature(name, "BYTES", texts[0])
     kind = next((type(value) for value in values if value is not None), float)
     datatype = {bool: "BOOL", int: "INT64"}.get(kind, "FP64")
-    return Column(name, datatype, values[0] if datatype != "FP64" else 0)
+    return Feature(name, datatype, values[0] if datatype != "FP64" else 0)
 
 
 _METHODS = (
@@ -139,12 +139,12 @@ class Estimator:
         names = [str(name) for name in getattr(model, "feature_names_in_", ())]
         self._text = takes_text(model)
         kinds = column_kinds(model, names)
-        columns = [kinds.get(name) or Column(name) for name in names]
+        columns = [kinds.get(name) or Feature(name) for name in names]
         by_column = any(column.datatype == "BYTES" for column in columns)
         width = int(getattr(model, "n_features_in_", -1))
-        matrix: Declared | None = Declared(INPUT, "FP32", (width,))
+        matrix: DeclaredTensor | None = DeclaredTensor(INPUT, "FP32", (width,))
         if self._text:
-            matrix = Declared(INPUT, "BYTES", (1,))
+            matrix = DeclaredTensor(INPUT, "BYTES", (1,))
         elif by_column:
             matrix = None
         self.traits = Traits(columns, matrix, by_column, methods, first or methods[-1:])

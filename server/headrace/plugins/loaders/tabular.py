@@ -30,7 +30,7 @@ class RefusedInput(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredTensor:
     """An input or output: `datatype` is the protocol's name; `dims` are a row's, -1 is variable."""
 
     name: str
@@ -61,7 +61,9 @@ class Artefact(Protocol):
     def complete(self, config: dict[str, Any], lead: Sequence[int]) -> None:
         """Complete `input` and `output`; `lead` precedes the dims of a row."""
 
-    def bind(self, inputs: Sequence[Declared], outputs: Sequence[Declared], device: str) -> None:
+    def bind(
+        self, inputs: Sequence[DeclaredTensor], outputs: Sequence[DeclaredTensor], device: str
+    ) -> None:
         """Adapt to the complete signature; raises `ValueError` if that is not possible."""
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str], rows: int) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def model_class(artefact: Artefact, document: Mapping[str, Any], least_rows: int
     """
     default_rows = document.get("default_max_batch_size", 0)
 
-    class Model:
+    class TabularModel:
         """An artefact with Triton's API."""
 
         reads_parameters = False
@@ -138,7 +140,7 @@ def model_class(artefact: Artefact, document: Mapping[str, Any], least_rows: int
                 first += count
             return answers
 
-    return Model
+    return TabularModel
 
 
 def gathered(requests: Sequence[pb.InferenceRequest]) -> tuple[dict[str, Array], list[int]]:
@@ -156,7 +158,7 @@ def gathered(requests: Sequence[pb.InferenceRequest]) -> tuple[dict[str, Array],
     return result, rows
 
 
-def fitted(found: Any, declared: Declared, rows: int) -> Array:
+def fitted(found: Any, declared: DeclaredTensor, rows: int) -> Array:
     """Convert an output to the declared type and shape.
 
     Raises `ValueError` if that would change its meaning.
@@ -189,7 +191,7 @@ def fitted(found: Any, declared: Declared, rows: int) -> Array:
     return array
 
 
-def fill(config: dict[str, Any], kind: str, defaults: Sequence[Declared], lead: Any) -> None:
+def fill(config: dict[str, Any], kind: str, defaults: Sequence[DeclaredTensor], lead: Any) -> None:
     """Declare tensors from `defaults`, or complete the types and dims of declared ones."""
     known = {declared.name: declared.entry(lead) for declared in defaults}
     tensors = config.setdefault(kind, [])
@@ -233,13 +235,13 @@ def unreadable(name: str, what: str, error: Exception) -> ValueError:
     return ValueError(f"{name} cannot be loaded as {what}: {reason} (the log has details)")
 
 
-def _declared(tensors: Sequence[Mapping[str, Any]], batches: bool) -> list[Declared]:
+def _declared(tensors: Sequence[Mapping[str, Any]], batches: bool) -> list[DeclaredTensor]:
     result = []
     for tensor in tensors:
         shape = tensor["reshape"]["shape"] if "reshape" in tensor else tensor["dims"]
         kind = tensor["data_type"].removeprefix("TYPE_")
         result.append(
-            Declared(
+            DeclaredTensor(
                 tensor["name"],
                 "BYTES" if kind == "STRING" else kind,
                 tuple(shape) if batches else tuple(shape[1:]),
@@ -269,7 +271,7 @@ LEAST_ROWS = 4096  # minimum batch size: rows of a table are cheap
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Feature:
     """A feature. `sample` is a value that the model accepts."""
 
     name: str
@@ -279,9 +281,9 @@ class Column:
     optional: bool = False
 
     @property
-    def declared(self) -> Declared:
+    def declared(self) -> DeclaredTensor:
         """The column as an input."""
-        return Declared(self.name, self.datatype, self.dims, self.optional)
+        return DeclaredTensor(self.name, self.datatype, self.dims, self.optional)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,12 +296,12 @@ class Traits:
     types. Unless `named`, the library has made up the names of the columns.
     """
 
-    columns: Sequence[Column]
-    matrix: Declared | None
+    columns: Sequence[Feature]
+    matrix: DeclaredTensor | None
     by_column: bool
     names: Sequence[str]
     offered: Sequence[str]
-    outputs: Sequence[Declared] = ()
+    outputs: Sequence[DeclaredTensor] = ()
     named: bool = True
 
 
@@ -355,13 +357,15 @@ class Tabular:
         names = self._outputs or {name: name for name in traits.offered}
         known = {d.name: d for d in traits.outputs} or self._told(names.values())
         found = [
-            Declared(own, known[name].datatype, known[name].dims)
+            DeclaredTensor(own, known[name].datatype, known[name].dims)
             for own, name in names.items()
             if name in known
         ]
         fill(config, "output", found, lead)
 
-    def bind(self, inputs: Sequence[Declared], outputs: Sequence[Declared], device: str) -> None:
+    def bind(
+        self, inputs: Sequence[DeclaredTensor], outputs: Sequence[DeclaredTensor], device: str
+    ) -> None:
         """Determine how inputs form a table; raises `ValueError`."""
         if device != "cpu":
             log.warning("this model runs on the CPU; its instance group asks for a GPU")
@@ -445,7 +449,7 @@ class Tabular:
             return None
         return {matrix: _filled(offer, "" if offer.datatype == "BYTES" else 0)}
 
-    def _told(self, names: Iterable[str]) -> dict[str, Declared]:
+    def _told(self, names: Iterable[str]) -> dict[str, DeclaredTensor]:
         """Types and shapes of outputs, from a sample run; raises `ValueError` if it fails."""
         sample = self._sample()
         if sample is None:
@@ -468,12 +472,12 @@ class Tabular:
             array = np.asarray(result)
             datatype = datatype_of(array.dtype)
             if datatype is not None:
-                told[name] = Declared(name, datatype, array.shape[1:] or (1,))
+                told[name] = DeclaredTensor(name, datatype, array.shape[1:] or (1,))
         return told
 
 
 def stacked(
-    columns: Sequence[Column],
+    columns: Sequence[Feature],
     given: Mapping[str, Array],
     rows: int,
     categories: Mapping[str, Mapping[Any, int]],
@@ -493,7 +497,7 @@ def stacked(
     return matrix
 
 
-def _check_matrix(declared: Declared, offer: Declared) -> None:
+def _check_matrix(declared: DeclaredTensor, offer: DeclaredTensor) -> None:
     if (declared.datatype == "BYTES") != (offer.datatype == "BYTES"):
         raise ValueError(
             f"the model takes {offer.datatype} for '{declared.name}', the configuration says"
@@ -507,6 +511,6 @@ def _check_matrix(declared: Declared, offer: Declared) -> None:
         )
 
 
-def _filled(declared: Declared, value: Any) -> Array:
+def _filled(declared: DeclaredTensor, value: Any) -> Array:
     shape = (1, *(max(d, 1) for d in declared.dims))
     return np.full(shape, value, DTYPES[declared.datatype])

@@ -11,8 +11,8 @@ from headrace.ipc.elements import Array
 from headrace.plugins.loaders.tabular import (
     INPUT,
     LEAST_ROWS,
-    Column,
-    Declared,
+    DeclaredTensor,
+    Feature,
     RefusedInput,
     Tabular,
     Traits,
@@ -30,12 +30,12 @@ def load(document: dict[str, Any]) -> type[Any]:
     path = Path(document["file"])
     try:
         booster = library.Booster(model_file=path)
-        return model_class(Tabular(Boosted(library, booster)), document, LEAST_ROWS)
+        return model_class(Tabular(XGBoostPredictor(library, booster)), document, LEAST_ROWS)
     except (library.core.XGBoostError, json.JSONDecodeError) as error:
         raise unreadable(path.name, "an XGBoost model", error) from error
 
 
-class Boosted:
+class XGBoostPredictor:
     """A booster as a predictor.
 
     If saved by `XGBClassifier`, `predict` is the class and `predict_proba` exists, as there;
@@ -64,7 +64,7 @@ class Boosted:
         columns = found if booster.feature_names or known else []
         self._categories = {columns[index].name: values for index, values in known.items()}
         self._pandas = needed("pandas", "pandas") if known else None
-        matrix = Declared(INPUT, "FP32", (booster.num_features(),))
+        matrix = DeclaredTensor(INPUT, "FP32", (booster.num_features(),))
         given = ["predict", "predict_proba"] if self._classifies else ["predict"]
         named = bool(booster.feature_names)
         self.traits = Traits(columns, matrix, bool(known), given, given, named=named)
@@ -130,12 +130,12 @@ def _categories(booster: Any) -> dict[int, list[Any]]:
     return found
 
 
-def _column(name: str, known: Sequence[Any]) -> Column:
+def _column(name: str, known: Sequence[Any]) -> Feature:
     if not known:
-        return Column(name)
+        return Feature(name)
     if isinstance(known[0], str):
-        return Column(name, "BYTES", next((word for word in known if word.isascii()), ""))
-    return Column(name, "INT64", known[0])
+        return Feature(name, "BYTES", next((word for word in known if word.isascii()), ""))
+    return Feature(name, "INT64", known[0])
 
 
 def _check(name: str, values: list[Any], known: Sequence[Any]) -> None:

@@ -119,7 +119,7 @@ _FLAG = {"type": "boolean"}
 _MOST_ELEMENTS = 1000  # elements of an example
 
 
-class LoadedVersion(NamedTuple):
+class DescribedVersion(NamedTuple):
     """A loaded version at the time of description; it may be unloaded meanwhile."""
 
     model: str
@@ -129,17 +129,17 @@ class LoadedVersion(NamedTuple):
     decoupled: bool
 
 
-def loaded(versions: Iterable[ModelVersion]) -> list[LoadedVersion]:
+def loaded(versions: Iterable[ModelVersion]) -> list[DescribedVersion]:
     """The highest ready version of each model."""
     newest = {version.model: version for version in versions if version.ready}
     return [
-        LoadedVersion(v.model, v.name, v.chain.signature, v.config, v.chain.decoupled)
+        DescribedVersion(v.model, v.name, v.chain.signature, v.config, v.chain.decoupled)
         for v in newest.values()
     ]
 
 
 def document(
-    models: Iterable[LoadedVersion] = (), operations: Sequence[Operation] = OPERATIONS
+    models: Iterable[DescribedVersion] = (), operations: Sequence[Operation] = OPERATIONS
 ) -> Schema:
     """The OpenAPI document of `models`, and of the operations; thread-safe."""
     paths: dict[str, Schema] = {}
@@ -256,7 +256,7 @@ def _reference(name: str) -> Schema:
 # --- models
 
 
-def _model(version: LoadedVersion) -> dict[str, Schema]:
+def _model(version: DescribedVersion) -> dict[str, Schema]:
     """The path that runs a model, with the model's own inputs and outputs, and an example."""
     flat, signature = version.decoupled, version.signature
     inputs, outputs = signature.inputs, signature.outputs
@@ -328,7 +328,7 @@ def _kind(spec: TensorSpec) -> str:
     return "integer"
 
 
-def _example(version: LoadedVersion, signature: Signature, flat: bool) -> Schema | None:
+def _example(version: DescribedVersion, signature: Signature, flat: bool) -> Schema | None:
     """A valid request of zeros; None if it would be too long or has no JSON form."""
     zeros = {"boolean": False, "string": "", "number": 0.0, "integer": 0}
     example: Schema = {} if flat else {"inputs": []}

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import brackets
-from headrace.plugins.openapi.document import LoadedVersion
+from headrace.plugins.openapi.document import DescribedVersion
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem;
@@ -42,7 +42,7 @@ DOCS = """<!doctype html><html lang=en><meta charset=utf-8>
 
 
 def render_root(
-    version: str, models: Sequence[LoadedVersion], missing: Iterable[tuple[str, str]]
+    version: str, models: Sequence[DescribedVersion], missing: Iterable[tuple[str, str]]
 ) -> str:
     """The overview page; `missing` are models that are not served, with the reason."""
     rows = "\n".join(f"<tr><td>{place}<td>{what}" for place, what in _PLACES)
@@ -56,7 +56,7 @@ def render_root(
     )
 
 
-def _models(models: Sequence[LoadedVersion], missing: Iterable[tuple[str, str]]) -> str:
+def _models(models: Sequence[DescribedVersion], missing: Iterable[tuple[str, str]]) -> str:
     rows = [_row(found) for found in models]
     rows += [
         f"<tr><td>{escape(name)}<td><td colspan=2>not served: {escape(reason)}"
@@ -68,7 +68,7 @@ def _models(models: Sequence[LoadedVersion], missing: Iterable[tuple[str, str]])
     return f"<h2>Models</h2>\n<table>\n{head}\n" + "\n".join(rows) + "\n</table>\n"
 
 
-def _row(found: LoadedVersion) -> str:
+def _row(found: DescribedVersion) -> str:
     link = f"docs#/models/{quote(f'run_{found.model}', safe='')}"
     signature = found.signature
     cells = (_tensors(signature, signature.inputs), _tensors(signature, signature.outputs))

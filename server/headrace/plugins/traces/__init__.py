@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace.core.errors import LoadFailed
 from headrace.engine.tracing import TraceSink
-from headrace.observability.trace_settings import Mode, TraceConfig
+from headrace.observability.trace_settings import TraceConfig, TraceMode
 from headrace.plugins.traces.thread import TraceThread
 
 
@@ -16,7 +16,7 @@ def trace_sink(config: TraceConfig) -> TraceSink:
 
     Raises `LoadFailed` if a dependency of spans is missing.
     """
-    if config.mode is Mode.TRITON:
+    if config.mode is TraceMode.TRITON:
         from headrace.plugins.traces.files import TraceFiles
 
         return TraceThread(TraceFiles(Path(config.file)))

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from headrace.core.errors import InvalidOption
-from headrace.placement.upstream.triton_options import PER_GPU, Place, TritonOptions
+from headrace.placement.upstream.triton_options import PER_GPU, NumberedProcess, TritonOptions
 from headrace.protocol.pb.model_config_pb2 import ModelInstanceGroup as Group
 
 _DEVICE = re.compile(r"nvidia\d+")
 
 
-def places(options: TritonOptions, environment: Mapping[str, str], found: int) -> list[Place]:
+def places(
+    options: TritonOptions, environment: Mapping[str, str], found: int
+) -> list[NumberedProcess]:
     """The processes to start; `found` is the machine's number of GPUs.
 
     Raises `InvalidOption` if there is to be one per GPU and there is no GPU.
@@ -27,10 +29,10 @@ def places(options: TritonOptions, environment: Mapping[str, str], found: int) -
                 "--triton-processes",
                 "is per-gpu, and this machine has no GPU; --triton-gpus names some",
             )
-        return [Place(index, len(gpus), gpu, True) for index, gpu in enumerate(gpus)]
+        return [NumberedProcess(index, len(gpus), gpu, True) for index, gpu in enumerate(gpus)]
     count = int(options.processes)
     visible = ",".join(gpus) if gpus else None
-    return [Place(index, count, visible) for index in range(count)]
+    return [NumberedProcess(index, count, visible) for index in range(count)]
 
 
 def gpu_count(devices: Path = Path("/dev")) -> int:
@@ -41,7 +43,7 @@ def gpu_count(devices: Path = Path("/dev")) -> int:
         return 0
 
 
-def groups_of(groups: Sequence[Group], place: Place) -> list[Group] | None:
+def groups_of(groups: Sequence[Group], place: NumberedProcess) -> list[Group] | None:
     """The instance groups of a model in one process; None if it has none of them.
 
     A model without instance groups has Triton's default in every process. Instances on the CPU are
@@ -69,7 +71,7 @@ def groups_of(groups: Sequence[Group], place: Place) -> list[Group] | None:
     return found or None
 
 
-def as_configured(groups: Iterable[Group], place: Place) -> list[Group]:
+def as_configured(groups: Iterable[Group], place: NumberedProcess) -> list[Group]:
     """Reported instance groups, with GPUs numbered as in the configuration."""
     found = []
     for group in groups:
@@ -81,11 +83,11 @@ def as_configured(groups: Iterable[Group], place: Place) -> list[Group]:
     return found
 
 
-def _share(count: int, place: Place) -> int:
+def _share(count: int, place: NumberedProcess) -> int:
     return count // place.count + (place.index < count % place.count)
 
 
-def _check(group: Group, index: int, place: Place) -> None:
+def _check(group: Group, index: int, place: NumberedProcess) -> None:
     for gpu in group.gpus:
         if not 0 <= gpu < place.count:
             raise InvalidOption(

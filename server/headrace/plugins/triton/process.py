@@ -29,7 +29,7 @@ from headrace.placement.child_process import (
 )
 from headrace.placement.upstream.grpc_client import LIVE, GrpcClient, GrpcMessages
 from headrace.placement.upstream.options import Credentials, RemoteOptions
-from headrace.placement.upstream.triton_options import Place, TritonOptions
+from headrace.placement.upstream.triton_options import NumberedProcess, TritonOptions
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,9 @@ def arguments(
     ]
 
 
-def environment(own: Mapping[str, str], options: TritonOptions, place: Place) -> dict[str, str]:
+def environment(
+    own: Mapping[str, str], options: TritonOptions, place: NumberedProcess
+) -> dict[str, str]:
     """The environment variables of a process, derived from the server's `own`."""
     found = passed_variables(own, (*_PASSED, *options.passed))
     if place.visible is not None:
@@ -128,7 +130,7 @@ class TritonOutput(ProcessOutput):
 class TritonProcess:
     """`port` is its port on 127.0.0.1, across restarts."""
 
-    def __init__(self, place: Place, options: TritonOptions, secret: Secret) -> None:
+    def __init__(self, place: NumberedProcess, options: TritonOptions, secret: Secret) -> None:
         """Raises `OSError` if no port is free."""
         self.place = place
         self.live = asyncio.Event()

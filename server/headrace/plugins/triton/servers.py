@@ -38,9 +38,9 @@ from headrace.placement.upstream.triton_options import (
     BACKEND,
     PLATFORM,
     TRITON_PARAMETERS,
-    ControlOptions,
     LoadCounts,
-    Place,
+    NumberedProcess,
+    TritonControl,
     TritonOptions,
 )
 from headrace.plugins.triton.groups import as_configured, gpu_count, groups_of, places
@@ -231,7 +231,9 @@ class TritonServers:
 
     # --- on the event loop
 
-    async def _started(self, program: str, wanted: Sequence[Place]) -> Sequence[TritonProcess]:
+    async def _started(
+        self, program: str, wanted: Sequence[NumberedProcess]
+    ) -> Sequence[TritonProcess]:
         """The processes once each is live or has failed, with at least one live."""
         if self._closed:
             raise LoadFailed("the server is shutting down")
@@ -251,7 +253,7 @@ class TritonServers:
         if starting.cancelled() or starting.exception() is not None:
             self._starting = None
 
-    async def _begin(self, program: str, wanted: Sequence[Place]) -> None:
+    async def _begin(self, program: str, wanted: Sequence[NumberedProcess]) -> None:
         processes: list[TritonProcess] = []
 
         def make() -> Path:
@@ -279,12 +281,12 @@ class TritonServers:
             raise
         self._processes = processes
 
-    def _models(self, place: Place) -> Path:
+    def _models(self, place: NumberedProcess) -> Path:
         assert self._directory is not None
         return _models(self._directory, place)
 
 
-def _make_directory(wanted: Sequence[Place]) -> Path:
+def _make_directory(wanted: Sequence[NumberedProcess]) -> Path:
     """The processes' private directory; raises `OSError`."""
     directory = Path(tempfile.mkdtemp(prefix="headrace-triton-"))
     try:
@@ -296,7 +298,7 @@ def _make_directory(wanted: Sequence[Place]) -> Path:
     return directory
 
 
-def _models(directory: Path, place: Place) -> Path:
+def _models(directory: Path, place: NumberedProcess) -> Path:
     return directory / str(place.index) / "models"
 
 
@@ -322,7 +324,7 @@ class PlacedModel(Reconciler):
         credentials = replace(options.credentials, metadata=servers.metadata)
         options = replace(options, urls=tuple(urls), credentials=credentials)
         clients, endpoints = ProtocolClients(options, spec.model), options.resolve()
-        control = replace(ControlOptions.of(spec.parameters), load=True, unload=True)
+        control = replace(TritonControl.of(spec.parameters), load=True, unload=True)
         asked = ModelConfig()
         asked.CopyFrom(config)
         # Processes have a copy written for each of them.

@@ -28,11 +28,11 @@ from headrace.core.call import RegionSlice
 from headrace.core.datatypes import ITEM_SIZES, Datatype
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
-from headrace.placement.upstream.connection import Call, Receiver, RemoteRequest
+from headrace.placement.upstream.connection import Receiver, RemoteRequest, UpstreamCall
 from headrace.placement.upstream.grpc_client import GrpcClient, GrpcMessages
 from headrace.plugins.upstream_memory.regions import (
     THRESHOLD,
-    Lease,
+    RegionLease,
     SharedRegions,
     remove_left_behind,
 )
@@ -124,8 +124,8 @@ class SharedCall(UnaryCall):
     """An inference call with tensors in shared memory; implements `connection.Call`."""
 
     messages: GrpcMessages
-    inputs: Lease | None
-    outputs: Lease | None
+    inputs: RegionLease | None
+    outputs: RegionLease | None
     owner: "SharedMemoryClient"
     receiver: Receiver
     request: RemoteRequest
@@ -225,7 +225,7 @@ class SharedMemoryClient(GrpcClient):
         self._name = endpoint.name
         self.when_lost = self.regions.renew
 
-    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> UpstreamCall:
         """Start an inference call, with large tensors in shared memory if regions are free."""
         given, wanted = large_inputs(request), self._sizes.large(request)
         inputs = self.regions.take(needed(given)) if given else None
@@ -249,8 +249,8 @@ class SharedMemoryClient(GrpcClient):
         seconds: float,
         given: Mapping[str, int],
         wanted: Mapping[str, int],
-        inputs: Lease | None,
-        outputs: Lease | None,
+        inputs: RegionLease | None,
+        outputs: RegionLease | None,
     ) -> SharedCall:
         """A call with these large tensors in these regions."""
         places = laid_out(given, inputs.region.name) if inputs else {}

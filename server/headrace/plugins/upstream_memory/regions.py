@@ -134,7 +134,7 @@ SMALLEST = 256 << 10  # bytes
 GRACE_SECS = 60.0
 
 
-class Lease:
+class RegionLease:
     """A region in use; `epoch` is that of its registration."""
 
     __slots__ = ("epoch", "region")
@@ -167,10 +167,10 @@ class RegionPool:
         self._bytes = 0  # bytes of all regions, existing or being created
         self._making: set[int] = set()
         self._idle: dict[int, list[SharedRegion]] = {}  # by size
-        self._held: dict[Lease, weakref.ref[Any]] = {}
-        self._let_go: deque[Lease] = deque()
+        self._held: dict[RegionLease, weakref.ref[Any]] = {}
+        self._let_go: deque[RegionLease] = deque()
 
-    def take(self, nbytes: int, now: float) -> Lease | None:
+    def take(self, nbytes: int, now: float) -> RegionLease | None:
         """A region for `nbytes`; if there is none, one may become wanted."""
         while self._let_go:
             lease = self._let_go.popleft()
@@ -179,22 +179,22 @@ class RegionPool:
         size = size_class(nbytes)
         idle = self._idle.get(size)
         if idle:
-            return Lease(idle.pop(), self.epoch)
+            return RegionLease(idle.pop(), self.epoch)
         self._want(size, now)
         return None
 
-    def give_back(self, lease: Lease, now: float) -> None:
+    def give_back(self, lease: RegionLease, now: float) -> None:
         """Return a region that is no longer accessed."""
         if lease.epoch == self.epoch:
             self._idle.setdefault(lease.region.size, []).append(lease.region)
         else:
             self.retired.append(Due(lease.region, now))
 
-    def hold(self, lease: Lease, user: object) -> None:
+    def hold(self, lease: RegionLease, user: object) -> None:
         """Return a region once `user` is collected; it is no longer written to."""
         self._held[lease] = weakref.ref(user, lambda _: self._let_go.append(lease))
 
-    def retire(self, lease: Lease, now: float) -> None:
+    def retire(self, lease: RegionLease, now: float) -> None:
         """Retire a region that the server may still access."""
         self.retired.append(Due(lease.region, now + GRACE_SECS))
 
@@ -211,7 +211,7 @@ class RegionPool:
         if region is None:
             self._bytes -= size
         else:
-            self.give_back(Lease(region, epoch), now)
+            self.give_back(RegionLease(region, epoch), now)
 
     def due(self, now: float) -> SharedRegion | None:
         """The next region to be unregistered; it counts until it is `gone`."""
@@ -288,21 +288,21 @@ class SharedRegions:
         self._told = False
         self._closed = False
 
-    def take(self, nbytes: int) -> Lease | None:
+    def take(self, nbytes: int) -> RegionLease | None:
         """A region for `nbytes`, if any; pass it to one of the next three methods."""
         lease = self._pool.take(nbytes, self._loop.time())
         self._go_on()
         return lease
 
-    def give_back(self, lease: Lease) -> None:
+    def give_back(self, lease: RegionLease) -> None:
         """Return a region: neither the server nor this process needs it."""
         self._pool.give_back(lease, self._loop.time())
 
-    def hold(self, lease: Lease, user: object) -> None:
+    def hold(self, lease: RegionLease, user: object) -> None:
         """Return a region once `user` is collected: the server is done with it."""
         self._pool.hold(lease, user)
 
-    def retire(self, lease: Lease) -> None:
+    def retire(self, lease: RegionLease) -> None:
         """Retire a region that the server may still access."""
         self._pool.retire(lease, self._loop.time())
         self._go_on()

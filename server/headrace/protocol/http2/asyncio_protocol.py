@@ -1,4 +1,4 @@
-"""The layer between an asyncio transport and a `Connection` of either side.
+"""The layer between an asyncio transport and a `Http2Connection` of either side.
 
 The only module of this package that depends on asyncio. Owned by the event-loop thread.
 """
@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import cast
 
 from headrace.core.turns import LONG_READ, Turns
-from headrace.protocol.http2.connection import Connection
+from headrace.protocol.http2.connection import Http2Connection
 from headrace.protocol.http2.protocol import HEAD_SIZE
 from headrace.protocol.http2.streams import Memory
 
@@ -88,11 +88,11 @@ class Http2Protocol(asyncio.BufferedProtocol):
     The connection's `wake` has to schedule `flush`, at the latest for the next turn of the loop.
     """
 
-    http2: Connection
+    http2: Http2Connection
 
     def __init__(
         self,
-        http2: Connection,
+        http2: Http2Connection,
         loop: asyncio.AbstractEventLoop,
         buffer: memoryview,
         turns: Turns | None = None,

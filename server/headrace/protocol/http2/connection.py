@@ -57,8 +57,8 @@ from headrace.protocol.http2.protocol import (
 from headrace.protocol.http2.streams import (
     JOINED,
     DataReader,
+    FrameSender,
     Memory,
-    Sender,
     Stream,
     Streams,
 )
@@ -76,7 +76,7 @@ _DRAIN_PING = b"headrace"
 _PREFIX = 5  # of a gRPC message
 
 
-class Connection:
+class Http2Connection:
     """One connection, with a subclass for each side. Owned by the event-loop thread."""
 
     # True if the payload of GOAWAY is ignored and need not arrive as a whole.
@@ -85,7 +85,7 @@ class Connection:
 
     def __init__(
         self,
-        sender: Sender,
+        sender: FrameSender,
         streams: Streams,
         interpret: Callable[[Headers], Any],
         limits: Limits,
@@ -473,7 +473,7 @@ def _on_connection(number: int) -> None:
         raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"frame on stream {number}, not on 0")
 
 
-class Head(Protocol):
+class RequestHead(Protocol):
     """A decoded request head, from `interpret`; shared by all requests with the same block."""
 
     @property
@@ -503,14 +503,14 @@ class AnswerTrailers:
         self.pack = Struct(f">5sI{len(block) + 1}s").pack
 
 
-class ServerConnection(Connection):
+class ServerConnection(Http2Connection):
     """The server's side of one connection. Owned by the event-loop thread."""
 
     skips_goaway = True  # the client closes the connection itself
 
     def __init__(
         self,
-        interpret: Callable[[Headers], Head],
+        interpret: Callable[[Headers], RequestHead],
         response_head: bytes,
         trailers: AnswerTrailers,
         wake: Callable[[], object],
@@ -525,7 +525,7 @@ class ServerConnection(Connection):
         control frames only. With `reserve`, it is asked before more than `OWN_STREAMS` are open,
         for a number of further ones at a time; false refuses them.
         """
-        sender = Sender(wake)
+        sender = FrameSender(wake)
         super().__init__(
             sender, Streams(sender, limits), lambda fields: interpret(checked_request(fields)),
             limits, PREFACE,
@@ -640,7 +640,7 @@ class ServerConnection(Connection):
         if number <= streams.last:
             self._trailers(block, flags, number)
             return
-        head: Head | None = self._blocks.known.get(block)
+        head: RequestHead | None = self._blocks.known.get(block)
         refusal = ErrorCode.REFUSED_STREAM
         if head is None:
             try:
@@ -740,7 +740,7 @@ class ClientStreams(Streams):
     open: dict[int, ClientStream]  # type: ignore[assignment]
     remembered = 4096
 
-    def __init__(self, sender: Sender, limits: Limits) -> None:
+    def __init__(self, sender: FrameSender, limits: Limits) -> None:
         super().__init__(sender, limits)
         self.last = -1
         self.limit = MAX_WINDOW
@@ -809,7 +809,7 @@ class ClientStreams(Streams):
             self.count_control(1)
 
 
-class ClientConnection(Connection):
+class ClientConnection(Http2Connection):
     """The client's side of one connection. Owned by the event-loop thread.
 
     Streams may be opened once it is `settled`, while `streams` has room.
@@ -829,7 +829,7 @@ class ClientConnection(Connection):
 
         `wake` is the sender's; `passed_over` is the start of a field that is not read.
         """
-        sender = Sender(wake)
+        sender = FrameSender(wake)
         streams = ClientStreams(sender, limits)
         super().__init__(sender, streams, interpret, limits, passed_over=passed_over)
         self.said = ""  # the peer's text in its GOAWAY

@@ -38,8 +38,8 @@ class KeepAlive:
     grace: float = 0.0
 
 
-class Due(Enum):
-    """Actions of `Watch`."""
+class KeepAliveAction(Enum):
+    """Actions of `KeepAliveWatch`."""
 
     NOTHING = auto()
     PING = auto()
@@ -49,7 +49,7 @@ class Due(Enum):
     CUT = auto()  # cancel the calls still in flight
 
 
-class Watch:
+class KeepAliveWatch:
     """The keep-alive state of one connection; the next `look` is due `at`."""
 
     __slots__ = (
@@ -69,27 +69,27 @@ class Watch:
         self._marker = 0
         self.at = min(self._age_at, now + rules.interval)
 
-    def look(self, now: float, heard: float, calls: bool, sent: int) -> Due:
+    def look(self, now: float, heard: float, calls: bool, sent: int) -> KeepAliveAction:
         """The action due; `heard` is the time of the last bytes, `sent` grows with frames."""
         due = self._end(now)
-        if due is Due.NOTHING:
+        if due is KeepAliveAction.NOTHING:
             due = self._keep(now, heard, calls, sent)
         self.at = min(self._next_end(), self._next_ping(now, heard))
         return due
 
-    def _end(self, now: float) -> Due:
+    def _end(self, now: float) -> KeepAliveAction:
         grace = self._rules.grace
         if self._retired_at == inf:
             if now < self._age_at:
-                return Due.NOTHING
+                return KeepAliveAction.NOTHING
             self._retired_at = now
-            return Due.RETIRE
+            return KeepAliveAction.RETIRE
         if grace and now >= self._retired_at + grace:
-            return Due.CUT
+            return KeepAliveAction.CUT
         if not self._finished and now >= self._retired_at + _FINISH_SECS:
             self._finished = True
-            return Due.FINISH
-        return Due.NOTHING
+            return KeepAliveAction.FINISH
+        return KeepAliveAction.NOTHING
 
     def _next_end(self) -> float:
         if self._retired_at == inf:
@@ -97,25 +97,25 @@ class Watch:
         cut = self._retired_at + self._rules.grace if self._rules.grace else inf
         return cut if self._finished else min(cut, self._retired_at + _FINISH_SECS)
 
-    def _keep(self, now: float, heard: float, calls: bool, sent: int) -> Due:
+    def _keep(self, now: float, heard: float, calls: bool, sent: int) -> KeepAliveAction:
         rules = self._rules
         if self._waits:
             if heard < self._pinged_at:
                 late = now >= self._pinged_at + rules.timeout
-                return Due.GIVE_UP if late else Due.NOTHING
+                return KeepAliveAction.GIVE_UP if late else KeepAliveAction.NOTHING
             self._waits = False
         if now < heard + rules.interval or not (calls or rules.without_calls):
-            return Due.NOTHING
+            return KeepAliveAction.NOTHING
         if sent != self._marker:
             self._marker = sent
             self._pings = 0
         most = rules.pings_without_data
         if most and self._pings >= most and now < self._pinged_at + _BEYOND_SECS:
-            return Due.NOTHING
+            return KeepAliveAction.NOTHING
         self._pings += 1
         self._pinged_at = now
         self._waits = True
-        return Due.PING
+        return KeepAliveAction.PING
 
     def _next_ping(self, now: float, heard: float) -> float:
         rules = self._rules

@@ -1,6 +1,6 @@
 """Streams of one connection: their states, and flow control of their DATA in both directions.
 
-Frames to send collect in `Sender.out`; the owner of the socket takes them once per turn of its
+Frames to send collect in `FrameSender.out`; the owner of the socket takes them once per turn of its
 loop. DATA held back by a window stays with its stream in its original buffers, which are sliced,
 never joined: the frames of a large buffer are sent as views of it, since copying uncached memory
 costs more than handling each of them.
@@ -121,7 +121,7 @@ _pack_data = Struct(">IBIBI").pack
 _PREFIX = 5
 
 
-class Sender:
+class FrameSender:
     """Frames to be sent by one connection, and the peer's windows. Owned by the connection."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
@@ -401,7 +401,7 @@ class Streams:
 
     remembered = 128  # recently reset streams, for which frames may still arrive
 
-    def __init__(self, sender: Sender, limits: Limits) -> None:
+    def __init__(self, sender: FrameSender, limits: Limits) -> None:
         self.open: dict[int, Stream] = {}
         self.last = 0  # the highest stream opened
         self.work = maxsize  # messages that may still be processed in this turn of the loop
@@ -550,7 +550,7 @@ class DataReader:
         "_streams", "left", "low", "regular", "skip", "window",
     )  # fmt: skip
 
-    def __init__(self, streams: Streams, sender: Sender, limits: Limits) -> None:
+    def __init__(self, streams: Streams, sender: FrameSender, limits: Limits) -> None:
         self.left = 0
         self.skip = 0
         self.window = limits.connection_window

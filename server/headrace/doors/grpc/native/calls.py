@@ -14,7 +14,7 @@ from typing import Any
 from headrace.core.call import Computed
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
-from headrace.doors.grpc.call import Message, Session
+from headrace.doors.grpc.call import Message, StreamSession
 from headrace.doors.grpc.inference import InferCall, InferenceService
 from headrace.doors.grpc.native.connection import SESSION_SIZE, Rpc, RpcHead, UnaryRpc
 from headrace.engine.entrance import Direct
@@ -72,7 +72,7 @@ class SessionRpc(Rpc):
         self._active = self._connection.streams.now  # time of the last sign of activity
         self._used = False  # a message has come
         handler: Any = head.handler
-        self._session: Session | None = handler(self)
+        self._session: StreamSession | None = handler(self)
         self._connection.hold(SESSION_SIZE)
 
     # --- for the session

@@ -60,7 +60,7 @@ from headrace.protocol.grpc import (
 from headrace.protocol.http2.asyncio_protocol import Http2Protocol
 from headrace.protocol.http2.connection import ServerConnection
 from headrace.protocol.http2.headers import Headers, literal
-from headrace.protocol.http2.keep_alive import Due, Watch
+from headrace.protocol.http2.keep_alive import KeepAliveAction, KeepAliveWatch
 from headrace.protocol.http2.protocol import ErrorCode, Limits
 from headrace.protocol.http2.streams import Fields
 from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
@@ -606,7 +606,7 @@ class GrpcConnection(Http2Protocol):
         self._idle_since = 0.0
         self._look_secs = min(WAITS_SECS, context.patience_secs / 4)
         self.opened = 0.0  # time of connection; in seconds of the loop's clock
-        self._watch: Watch | None = None
+        self._watch: KeepAliveWatch | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     # --- asyncio callbacks
@@ -624,7 +624,7 @@ class GrpcConnection(Http2Protocol):
         self.progress = Progress(account, context.patience_secs)
         self.opened = self._idle_since = self._now()
         context.connections.add(self)
-        self._watch = Watch(context.keep_alive, self.opened, uniform(-1, 1))
+        self._watch = KeepAliveWatch(context.keep_alive, self.opened, uniform(-1, 1))
         self._timer = context.loop.call_at(self._watch.at, self._look)
         return True
 
@@ -705,17 +705,17 @@ class GrpcConnection(Http2Protocol):
         # either.
         heard = now if self._paused else max(http2.streams.now, self.opened)
         due = watch.look(now, heard, bool(self.streams.open), http2.sent)
-        if due is Due.GIVE_UP:
+        if due is KeepAliveAction.GIVE_UP:
             log.debug("gave %s up: it does not answer a PING", self.peer)
             self.abort()
             return
-        if due is Due.PING:
+        if due is KeepAliveAction.PING:
             self.sender.ping(_KEEP_ALIVE_PING)
-        elif due is Due.RETIRE:
+        elif due is KeepAliveAction.RETIRE:
             http2.drain(_RETIRED)
-        elif due is Due.FINISH:
+        elif due is KeepAliveAction.FINISH:
             http2.finish_drain()
-        elif due is Due.CUT:
+        elif due is KeepAliveAction.CUT:
             http2.fail(ErrorCode.NO_ERROR, _RETIRED)
         self._timer = self.context.loop.call_at(watch.at, self._look)
 
