@@ -48,6 +48,7 @@ def test_every_cell_is_measured_without_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_other_models_and_many_calls_on_one_connection(tmp_path: Path) -> None:
     done = bench(
         *QUICK, "--models=simple,echo_4k,echo_1m", "--concurrency=4", "--streams=4",

@@ -7,7 +7,7 @@ from benchmarks.hostile.search import Bench
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("front_ends", [0, 1])
+@pytest.mark.parametrize("front_ends", [0, pytest.param(1, marks=pytest.mark.whole)])
 def test_found_cases(front_ends: int) -> None:
     with Bench(None, front_ends) as bench:
         for name, case in FOUND.items():

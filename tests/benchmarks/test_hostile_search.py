@@ -47,6 +47,7 @@ def test_every_operation_and_field_is_searched() -> None:
     assert "inputs.parameters.string_param" in changed
 
 
+@pytest.mark.slow
 def test_cases_can_be_sent() -> None:
     random = Random(2)
     for case in islice(singles(random), 60):

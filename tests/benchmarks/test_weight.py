@@ -49,6 +49,7 @@ def test_values_above_their_limits_are_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.skipif(bool(other_interpreter()), reason=other_interpreter())
 def test_every_budget_is_printed_beside_a_value() -> None:
     script = ROOT / "scripts" / "weight"

@@ -63,6 +63,11 @@ _NUMBERS = count(500_000)  # of gates
 FIRST_CARRIER = [
     pytest.param(name, marks=pytest.mark.slow) if name != "default" else name for name in CARRIERS
 ]
+# For what happens behind the doors, whichever they are.
+BEHIND_DOORS = [
+    "default", pytest.param("frontends", marks=pytest.mark.slow),
+    pytest.param("reference", marks=[pytest.mark.slow, pytest.mark.whole]),
+]  # fmt: skip
 # For models of a module's own: front ends carry them like any other model.
 FRONT_ENDS = pytest.param("front ends", marks=pytest.mark.slow)
 

@@ -17,7 +17,7 @@ from headrace.core.tensors import Array, Tensor, raw_bytes
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.v2_json import ResponseForm
 from headrace.protocol.v2_protobuf import InferWriter, set_parameter
-from tests.contract.conftest import CARRIERS, FIRST_CARRIER
+from tests.contract.conftest import BEHIND_DOORS, CARRIERS
 from tests.models.onnx_graphs import ROWS, casts, write_model
 from tests.models.python_models import execution
 from tests.protocol.strategies import object_array
@@ -177,7 +177,7 @@ def a_case(random: Random, kind: Kind) -> Case:
 MODELS = [a_model(Random(n), f"model{n}") for n in range(8)]
 
 
-@pytest.fixture(scope="module", params=FIRST_CARRIER)
+@pytest.fixture(scope="module", params=BEHIND_DOORS)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:

@@ -17,7 +17,7 @@ from headrace.engine.opening import LoadOptions, open_model
 from headrace.placement.backend import load_backends
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.repository.layout import read_model_directory
-from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
+from tests.contract.conftest import BEHIND_DOORS, CARRIERS, CLIENTS
 from tests.models.onnx_graphs import add_sub, write_model
 from tests.models.python_models import IDENTITY, write_python_model
 from tests.models.streaming_models import TELLER, TELLER_CONFIG
@@ -92,7 +92,7 @@ def models(there: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return root
 
 
-@pytest.fixture(scope="module", params=FIRST_CARRIER)
+@pytest.fixture(scope="module", params=BEHIND_DOORS)
 def front(request: pytest.FixtureRequest, models: Path) -> Iterator[ServerProcess]:
     with clean_server(models, options=CARRIERS[request.param], tracebacks=False) as process:
         yield process

@@ -56,6 +56,7 @@ def test_metrics_of_gpus(server: ServerProcess) -> None:
     assert now.value("nv_pinned_memory_pool_used_bytes") == 0
 
 
+@pytest.mark.slow
 def test_without_gpus_there_are_no_gpu_metrics(tmp_path: Path) -> None:
     models = tmp_path / "models"
     write_model(models, "onnx", add_sub())

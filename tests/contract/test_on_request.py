@@ -9,7 +9,7 @@ import pytest
 
 from headrace.core.errors import NotFound, Unavailable, Unsupported
 from tests.contract import graphs
-from tests.contract.conftest import CARRIERS, FIRST_CARRIER
+from tests.contract.conftest import BEHIND_DOORS, CARRIERS
 from tests.models.onnx_graphs import write_model
 from tests.models.python_models import write_python_model
 from tests.models.streaming_models import TELLER, TELLER_CONFIG
@@ -49,7 +49,7 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 1 }
 pytestmark = pytest.mark.usefixtures("server")
 
 
-@pytest.fixture(scope="module", params=FIRST_CARRIER)
+@pytest.fixture(scope="module", params=BEHIND_DOORS)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
@@ -179,6 +179,7 @@ def test_models_called_by_other_models(server: ServerProcess) -> None:
         assert state(client, "cold") == "READY"
 
 
+@pytest.mark.slow
 def test_memory_is_kept_within_its_budget(tmp_path: Path) -> None:
     for number in range(7):
         model = graphs.add_with_ballast(number, 20_000_000 if number else 0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import InvalidRequest, ServerError
-from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
+from tests.contract.conftest import BEHIND_DOORS, CARRIERS, CLIENTS
 from tests.support.client import Client, Input, Parameter
 from tests.support.grpc_client import GrpcClient, infer_message, read_answer
 from tests.support.grpc_stream import Stream
@@ -31,7 +31,7 @@ def servers() -> Iterator[tuple[SequenceServer, SequenceServer]]:
         yield first, second
 
 
-@pytest.fixture(scope="module", params=FIRST_CARRIER)
+@pytest.fixture(scope="module", params=BEHIND_DOORS)
 def server(
     request: pytest.FixtureRequest,
     servers: tuple[SequenceServer, SequenceServer],

@@ -15,7 +15,7 @@ import pytest
 
 from headrace.core.errors import Unavailable
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
+from tests.contract.conftest import BEHIND_DOORS, CARRIERS, CLIENTS
 from tests.models.python_models import in_config, tensors, write_python_model
 from tests.support.client import Input
 from tests.support.grpc_client import GrpcClient, infer_message
@@ -83,7 +83,7 @@ def there(
         yield one, other
 
 
-@pytest.fixture(scope="module", params=FIRST_CARRIER)
+@pytest.fixture(scope="module", params=BEHIND_DOORS)
 def here(
     request: pytest.FixtureRequest,
     there: tuple[ServerProcess, ServerProcess],

@@ -14,7 +14,7 @@ from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unavaila
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb import traffic_pb2 as pb_traffic
 from tests.contract import graphs
-from tests.contract.conftest import CARRIERS, FIRST_CARRIER
+from tests.contract.conftest import BEHIND_DOORS, CARRIERS
 from tests.models.onnx_graphs import lookup, write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.models.streaming_models import TELLER, TELLER_CONFIG
@@ -49,7 +49,7 @@ def write_versions(
         write_model(root, name, graph(number), config, version=number)
 
 
-@pytest.fixture(scope="session", params=FIRST_CARRIER)
+@pytest.fixture(scope="session", params=BEHIND_DOORS)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
@@ -333,7 +333,7 @@ def rules(document: object) -> str:
     )
 
 
-@pytest.fixture(scope="session", params=FIRST_CARRIER)
+@pytest.fixture(scope="session", params=BEHIND_DOORS)
 def python_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:

@@ -6,6 +6,8 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 import headrace
 from tests.docs.pages import BLOCK, ROOT
 from tests.support.server_process import examples
@@ -13,6 +15,7 @@ from tests.support.server_process import examples
 PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_page(tmp_path: Path) -> None:
     for name in ("digits", "storyteller", "text_language"):
         examples(tmp_path, name)

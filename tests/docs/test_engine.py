@@ -11,6 +11,7 @@ from tests.docs.pages import ROOT, blocks
 PROGRAMS = blocks((ROOT / "docs" / "engine.md").read_text(encoding="utf-8"), "python")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "printed"), [*zip(PROGRAMS, ["[[0]]\n1\n", "[  2. 198.]\n"], strict=True)]
 )

@@ -20,6 +20,7 @@ from tests.support.server_process import ServerProcess
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 PIP = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+pytestmark = pytest.mark.slow
 BROKEN = "[headrace.backends]\nbroken = headrace_examples.missing:Backend\n"
 WEIGHTS, BIAS = np.array([[1, 2], [3, 4]]) / 3, np.array([0.5, 0.25])
 

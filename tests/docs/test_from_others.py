@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import headrace
 from headrace.core.tensors import Array
 from headrace.settings import OPTIONS
@@ -22,6 +24,7 @@ def test_ports_are_the_defaults() -> None:
         assert ports[f"{door}-port"] in PAGE
 
 
+@pytest.mark.slow
 def test_the_migrated_models(tmp_path: Path) -> None:
     files = {text.split()[1]: text for text in blocks(PAGE, "python")}
     for name, text in files.items():

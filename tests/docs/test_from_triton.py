@@ -3,6 +3,8 @@
 import shlex
 from pathlib import Path
 
+import pytest
+
 from tests.docs.pages import ROOT, blocks
 from tests.support.http_socket import ask
 from tests.support.server_process import ServerProcess, examples
@@ -10,6 +12,7 @@ from tests.support.server_process import ServerProcess, examples
 PAGE = (ROOT / "docs" / "from-triton.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path: Path) -> None:
     _, command = blocks(PAGE, "sh")
     words = shlex.split(command.replace("\\\n", "").replace("/tmp", str(tmp_path)))

@@ -51,6 +51,7 @@ def server(folder: Path) -> Iterator[ServerProcess]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize(("command", "answer"), questions())
 def test_the_answers_are_as_shown(server: ServerProcess, command: str, answer: str) -> None:
@@ -60,6 +61,7 @@ def test_the_answers_are_as_shown(server: ServerProcess, command: str, answer: s
     assert json.loads(ran.stdout) == json.loads(answer)
 
 
+@pytest.mark.slow
 def test_all_are_served(server: ServerProcess) -> None:
     assert "UNAVAILABLE" not in server.output
     assert {"nearest", "short", "words"} <= set(
@@ -81,6 +83,7 @@ def test_a_linter_accepts_the_functions(folder: Path) -> None:
     assert ran.returncode == 0, ran.stdout
 
 
+@pytest.mark.slow
 def test_the_error_that_is_shown() -> None:
     shown = next(text for kind, text in BLOCK.findall(PAGE) if "SignatureError" in text)
     program = """

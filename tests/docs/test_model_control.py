@@ -42,6 +42,7 @@ def program(server: ServerProcess, text: str) -> list[str]:
     return ran.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_commands(server: ServerProcess) -> None:
     _, index, load_and_unload, override = blocks(PAGE, "sh")
     assert json.loads(shell(server, index)) == json.loads(blocks(PAGE, "json")[0])
@@ -50,6 +51,7 @@ def test_the_commands(server: ServerProcess) -> None:
     assert rows(server, "simple") == 4
 
 
+@pytest.mark.slow
 def test_the_programs(server: ServerProcess) -> None:
     pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
     control, overrides = blocks(PAGE, "python")

@@ -36,11 +36,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcClient]:
         yield client
 
 
+@pytest.mark.slow
 def test_the_model_for_triton(client: GrpcClient) -> None:
     answer = client.infer("scale", {"X": np.array([[1, 2]], np.float32)})
     assert answer["Y"].tolist() == [[2, 4]]
 
 
+@pytest.mark.slow
 def test_the_model_that_counts(client: GrpcClient) -> None:
     with Stream(client) as stream:
         stream.send(infer_message("count", [Input("COUNT", np.array([[3]], np.int32))]))

@@ -12,6 +12,7 @@ from tests.support.server_process import ServerProcess, onnx_examples
 PAGE = (ROOT / "docs" / "shared-memory.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_program_prints_the_sums(tmp_path: Path) -> None:
     pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
     with ServerProcess(onnx_examples(tmp_path), options=("--allow-client-shm",)) as server:

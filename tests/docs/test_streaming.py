@@ -30,6 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
+@pytest.mark.slow
 @senders
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_curl_command_gives_the_events(server: ServerProcess) -> None:
@@ -38,6 +39,7 @@ def test_the_curl_command_gives_the_events(server: ServerProcess) -> None:
     assert answer.stdout.strip() == blocks(PAGE, "text")[0].strip()
 
 
+@pytest.mark.slow
 @senders
 def test_the_client_program_prints_the_words(server: ServerProcess, tmp_path: Path) -> None:
     pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")

@@ -25,6 +25,7 @@ def said(form: str, text: str) -> object:
     return json.loads(text) if form == "json" else TOOK.sub("", text).strip()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_every_step(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

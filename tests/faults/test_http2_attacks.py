@@ -24,6 +24,7 @@ from tests.support.http2_socket import REQUEST, prefixed
 from tests.support.raw_clients import Http2Caller, open_channel, open_http2
 from tests.support.watching import Resources, admitted, until
 
+pytestmark = pytest.mark.slow
 CALM = 11  # ENHANCE_YOUR_CALM
 _GROWTH = 64 << 20
 

@@ -87,8 +87,9 @@ def until_reason(client: Client, name: str, version: str, told: str) -> None:
     until(lambda: told in index(client, name)[version][1], f"the reason of {name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", [
-    [], pytest.param(["--frontends=2"], marks=pytest.mark.slow, id="front ends"),
+    [], pytest.param(["--frontends=2"], marks=pytest.mark.whole, id="front ends"),
 ], indirect=True)  # fmt: skip
 def test_a_repository_with_every_kind_of_change(
     server: ServerProcess, repository: Repository, client: Client

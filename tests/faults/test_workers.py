@@ -315,6 +315,7 @@ def test_processes_that_a_model_starts_can_be_ended(chaos: Chaos) -> None:
     assert chaos.answer("one", "signals fork") == str(-signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_models_that_cannot_be_loaded(models: Path, tmp_path: Path) -> None:
     for name, (source, _) in BROKEN.items():
         write_python_model(tmp_path, name, source, _CONFIG)

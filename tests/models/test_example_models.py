@@ -78,6 +78,7 @@ def test_config_and_graph_agree_on_tensors() -> None:
         assert all(tensor.shape[0] == "batch" for tensor in tensors)
 
 
+@pytest.mark.slow
 def test_digits_are_as_accurate_as_stated() -> None:
     data = script("digits").split()
     hits = []
@@ -147,6 +148,7 @@ def test_text_language_is_unsure_without_letters() -> None:
     assert outputs["confidence"].max() < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["iris", "reviews"])
 def test_a_model_without_code_is_as_accurate_as_stated(name: str) -> None:
     (line,) = script(name).report(REPOSITORY)
