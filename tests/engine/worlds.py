@@ -28,7 +28,7 @@ INLINE = CONFIG.format("inline")
 
 
 class Constant(LoadedModel):
-    """A model that answers every row with one number once `go` is set."""
+    """A model that answers every row with one number once `go` is set. `seen` are its inputs."""
 
     inputs: Sequence[TensorInfo] = (TensorInfo("X", Datatype.FP32, (-1, 1)),)
     outputs: Sequence[TensorInfo] = (TensorInfo("Y", Datatype.FP32, (-1, 1)),)
@@ -37,9 +37,11 @@ class Constant(LoadedModel):
         self.number = number
         self.go = go
         self.closed = False
+        self.seen: list[Array] = []
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
         assert not self.closed
+        self.seen.append(inputs["X"])
         assert self.go.wait(30)
         return [np.full_like(inputs["X"], self.number)]
 
