@@ -106,6 +106,7 @@ def test_unchanged_requests_are_answered_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_a_short_search() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(
