@@ -158,6 +158,8 @@ class RunningVersion:
         self._account.leave()
         await asyncio.gather(*(placement.closed() for placement in self.placements.values()))
         self.host.close()
+        # The scheduler refers to this object, which so outlives the version: not its files.
+        self.loaded = replace(self.loaded, instances=(), lease=None)
 
     def _batcher(self, version: str, clock: Clock, statistics: VersionStatistics) -> Batcher:
         loaded = self.loaded
