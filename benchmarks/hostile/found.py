@@ -182,6 +182,11 @@ FOUND: Mapping[str, Case] = {
         compression="deflate",
         write=100,
     ),
+    "long-text": Case(
+        door="http",
+        operation="Generate",
+        changes=(Change("parameters", "text", content="a", amount=62_000_000),),
+    ),
     "deep-parameter": Case(
         door="http",
         operation="ModelInfer",

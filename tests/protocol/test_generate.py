@@ -64,6 +64,16 @@ def test_a_request_of_a_text_generation_client() -> None:
     assert TEXT.check(request) == 1
 
 
+def test_long_texts_are_charged_and_limited() -> None:
+    text, charged = "a" * (3 << 20), list[int]()
+    call = decode_generate(TEXT, "m", "", orjson.dumps({"text_input": text}), charged.append)
+    assert call.inputs["text_input"].array.tolist() == [[text.encode()]]
+    assert charged[0] == len(text) + len('{"text_input":""}')
+    longer = b'{"text_input":"%b"}' % (b"a" * (33 << 20))
+    with pytest.raises(InvalidRequest, match="bytes beside long arrays, at most 33554432"):
+        decode_generate(TEXT, "m", "", longer)
+
+
 def test_reserved_members() -> None:
     request = decode({"id": "seven", "text_input": "x"})
     assert (request.id, request.parameters) == ("seven", {"id": "seven"})

@@ -107,6 +107,13 @@ def test_text_beside_long_arrays_is_bounded() -> None:
         parse_long(text, SMALL, beside - 1)
 
 
+def test_text_beside_long_arrays_is_charged() -> None:
+    before, behind, charged = b'{"id":"%b","x":' % (b"i" * 90), b"}", list[int]()
+    parse_long(before + b"[%b1]" % (b"1," * 100) + behind, SMALL, charge=charged.append)
+    parse_long(before + b"1" + behind, SMALL, charge=charged.append)
+    assert charged == [len(before + behind), len(before + behind) + 1]
+
+
 def test_a_member_cannot_forge_a_long_array() -> None:
     text = b'{"inputs":[{"data":{"":0}},{"data":{"0":0}},{"data":[1,2,3,4,5,6]}]}'
     first, second, third = parse_long(text, SMALL)["inputs"]

@@ -9,7 +9,6 @@ alphabetical order.
 
 import difflib
 from math import prod
-from sys import maxsize
 from typing import Any
 
 import orjson
@@ -39,6 +38,7 @@ from headrace.protocol.parameters import (
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _PARAMETERS = "parameters"
 _NOTHING: frozenset[str] = frozenset()
+_MOST_TEXT = 32 << 20  # bytes beside long arrays, which are parsed at once: 50 ms
 _COMPARED = 64  # characters of an unknown name compared with input names
 
 
@@ -117,10 +117,10 @@ def decode_generate(
     """Decode a generate body for a model of this signature.
 
     Members are read in order, those of the member `parameters` in its place; the first mismatch is
-    reported. `charge` is called with the decoded size of long values. Raises `InvalidRequest`, and
-    whatever `charge` raises.
+    reported. `charge` is called with the decoded size of long values, and of long texts. Raises
+    `InvalidRequest`, and whatever `charge` raises.
     """
-    document = parse_json(body, maxsize)
+    document = parse_json(body, _MOST_TEXT, charge)
     if type(document) is not dict:
         raise InvalidRequest(f"the request must be a JSON object, got {json_name(type(document))}")
     members = _Members(signature, charge)

@@ -12,7 +12,7 @@ it, so that orjson sees each byte once and refuses in a piece what it would refu
 
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf, nan
 from secrets import randbits, token_hex
 from sys import maxsize
@@ -104,12 +104,22 @@ class LongArray:
         return end
 
 
-def parse_long(given: Buffer, sizes: ScanSizes = SIZES, most: int = maxsize) -> Any:
+def _uncounted(nbytes: int) -> None:
+    """A `charge` that counts nothing."""
+
+
+def parse_long(
+    given: Buffer,
+    sizes: ScanSizes = SIZES,
+    most: int = maxsize,
+    charge: Callable[[int], object] = _uncounted,
+) -> Any:
     """Parse `given`, with a `LongArray` for every long array that is a member of an object.
 
     Only looked for where requests have tensors: no deeper than in objects of a list of the
-    outermost object. Raises `InvalidRequest`, also for more than `MAX_VALUES`, or `most` bytes, in
-    the remaining text.
+    outermost object. `charge` is called with the bytes of the remaining text, which become objects,
+    and may raise. Raises `InvalidRequest`, also for more than `MAX_VALUES`, or `most` bytes, in the
+    remaining text.
     """
     # Copying the text in one piece would hold the interpreter lock while its pages are allocated.
     text = memoryview(given)
@@ -119,18 +129,20 @@ def parse_long(given: Buffer, sizes: ScanSizes = SIZES, most: int = maxsize) -> 
         raise InvalidRequest(
             f"the request JSON holds {beside} bytes beside long arrays, at most {most} are allowed"
         )
+    charge(beside)
     mark = token_hex(8)
-    pieces: list[bytes] = []
-    position = 0
-    for number, (start, stop) in enumerate(spans):
-        pieces += (bytes(text[position:start]), b'{"%b":%d}' % (mark.encode(), number))
-        position = stop
-    pieces.append(bytes(text[position:]))
-    rest = b"".join(pieces)
-    if (
-        rest.count(b",") > MAX_VALUES
-        and _commas(memoryview(rest), 0, len(rest), sizes) > MAX_VALUES
-    ):
+    rest = text
+    if spans:
+        pieces: list[bytes] = []
+        position = 0
+        for number, (start, stop) in enumerate(spans):
+            pieces += (bytes(text[position:start]), b'{"%b":%d}' % (mark.encode(), number))
+            position = stop
+        pieces.append(bytes(text[position:]))
+        rest = memoryview(b"".join(pieces))
+    parts = range(0, len(rest), sizes.block)
+    found = sum(bytes(rest[start : start + sizes.block]).count(b",") for start in parts)
+    if found > MAX_VALUES and _commas(rest, 0, len(rest), sizes) > MAX_VALUES:
         raise _too_many()
     document = parse_piece(rest)
     if spans and type(document) is dict:
@@ -349,11 +361,11 @@ MAX_CONTAINERS = 4_000_000  # arrays and objects in the JSON of one request
 _WORD = re.compile(rb"\b(?:NaN|Inf(?:inity)?)\b")
 
 
-def parse_json(text: Buffer, lifts: int = 0) -> Any:
+def parse_json(text: Buffer, lifts: int = 0, charge: Callable[[int], object] = _uncounted) -> Any:
     """Parse a JSON text, which may contain NaN and infinities; raises `InvalidRequest`.
 
     With `lifts`, long arrays in a long text become `LongArray`, and the text beside them may have
-    as many bytes; see `parse_long`.
+    as many bytes, and is charged; see `parse_long`.
     """
     if len(text) <= LONG:
         return parse_piece(text)
@@ -368,7 +380,7 @@ def parse_json(text: Buffer, lifts: int = 0) -> Any:
     gc.disable()
     try:
         if lifts and len(text) > WHOLE:
-            return parse_long(text, most=lifts)
+            return parse_long(text, most=lifts, charge=charge)
         return parse_piece(text)
     finally:
         if collecting:
