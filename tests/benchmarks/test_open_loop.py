@@ -42,8 +42,8 @@ class Server(asyncio.Protocol):
         self._transport.write(self._answer)
 
 
-def put(answer: bytes, schedule: Schedule) -> Arrived:
-    """The load on a server with this answer."""
+def put(answer: bytes, schedule: Schedule, patience: float) -> Arrived:
+    """The load on a server with this answer, awaited for `patience` seconds."""
 
     async def run() -> Arrived:
         server = await asyncio.get_running_loop().create_server(
@@ -54,14 +54,14 @@ def put(answer: bytes, schedule: Schedule) -> Arrived:
             exchanges = PROTOCOL.exchanges(host, ALL_MODELS[MLP])
             wire = PROTOCOL.wire
             return await arrive(
-                (host, port), lambda calls: wire(host, calls), exchanges, schedule, 2, 0.02
+                (host, port), lambda calls: wire(host, calls), exchanges, schedule, 2, patience
             )
 
     return asyncio.run(run())
 
 
 def test_unanswered_requests_count_with_their_waiting_time() -> None:
-    found = put(b"", Schedule(rate=1000, warm_up=0.01, seconds=0.05))
+    found = put(b"", Schedule(rate=1000, warm_up=0.01, seconds=0.05), 0.02)
     assert found.errors == {"not answered in time": 50}
     assert len(found.latencies) == 50
     assert found.answers == 0
@@ -70,6 +70,6 @@ def test_unanswered_requests_count_with_their_waiting_time() -> None:
 
 
 def test_wrong_answers_are_errors() -> None:
-    found = put(ANSWER, Schedule(rate=1000, warm_up=0.01, seconds=0.02))
+    found = put(ANSWER, Schedule(rate=1000, warm_up=0.01, seconds=0.02), 60)
     assert found.errors == {"HTTP 500: no": 30}
     assert found.latencies == []
