@@ -26,14 +26,12 @@ from benchmarks.hostile.case import Case, simpler, to_json
 from benchmarks.hostile.grammar import mutated, singles
 from benchmarks.hostile.models import write_models
 from benchmarks.hostile.replay import LONGEST_SECS
-from benchmarks.hostile.run import MIB, Probing, Watch
+from benchmarks.hostile.run import MIB, Probing, Watch, may_take
 from benchmarks.report import table
 from benchmarks.server import Target, split_cores, started
 
 HEALTH_SECS = 0.1
 WAIT_SECS = 1.0
-SLACK = 64 * MIB  # of memory beside 1.5 times what is charged
-_RATIO = 1.5
 _RELEASE_SECS = 20.0
 _CASES_OF_A_SERVER = 40
 _AGAIN, _OF = 2, 3  # how often a finding has to be seen again
@@ -59,7 +57,7 @@ class Outcome:
     @property
     def ratio(self) -> float:
         """Memory taken, over what may be taken for what is charged."""
-        return self.taken / (_RATIO * self.charged + SLACK)
+        return self.taken / may_take(self.charged)
 
     @property
     def badness(self) -> float:

@@ -35,7 +35,7 @@ def test_a_row_for_each_attack_beside_its_bounds() -> None:
     seen = dict(zip(ATTACKS.values(), (WELL, died), strict=False))
     rows = [line.split(" | ") for line in as_table(seen, 250.0).splitlines()[2:]]
     assert [row[1:-1] for row in rows] == [
-        ["4", "250", "70", "84", "0.5", "9 of 9"],
+        ["4", "250", "70", "94", "0.5", "9 of 9"],
         ["30000", "250", "10", "64", "never", "0 of 3"],
     ]
     assert rows[1][-1] == "the server died, health, release |"
