@@ -144,6 +144,23 @@ def test_the_door_takes_calls(server: ServerProcess) -> None:
         assert metrics.value("headrace_requests_total", status="400", **counted) == 1
 
 
+def test_a_client_that_waits_is_disconnected_at_the_end(packages: Path, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    options = (f"--door=lines={tmp_path / 'lines.sock'}", "--model-control-mode=explicit")
+    environment = {"PYTHONPATH": str(packages)}
+    with (
+        ServerProcess(tmp_path / "models", options=options, environment=environment) as server,
+        socket.socket(socket.AF_UNIX) as client,
+    ):
+        client.settimeout(30)
+        client.connect(str(tmp_path / "lines.sock"))
+        client.sendall(b"nothing {}\n")
+        assert b"unknown model" in client.recv(1 << 10)
+        assert server.stop() == 0
+        assert client.recv(1) == b""
+        assert "CancelledError" not in server.log
+
+
 def test_a_door_that_no_package_has(packages: Path, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     words = ("--http-port=0", "--grpc-port=0", "--metrics-port=0", "--door=wings=here")
