@@ -21,6 +21,7 @@ from tests.models.python_models import execution, in_config, tensors, write_pyth
 from tests.support.command import run
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_client import HttpClient
+from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, clean_server, onnx_examples
 
 REPO = Path(__file__).parents[2]
@@ -149,7 +150,8 @@ def test_a_server_without_a_plugin(plugin: str, tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(copy_without(tmp_path / "path", plugin))}
     options = ("--exit-on-error=false", "--allow-client-shm", "--allow-in-process-python")
     with clean_server(models, options=options, environment=environment) as server:
-        assert re.search(problem, server.log), server.log
+        # A thread of the server writes its log.
+        until(lambda: bool(re.search(problem, server.log)), f"{problem} in the log")
         for client in (HttpClient(server.url, binary=False), GrpcClient(server.grpc)):
             with client:
                 assert client.live()
