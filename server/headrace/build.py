@@ -77,7 +77,7 @@ def make_tracing(config: TraceConfig) -> Tracing:
 def build_engine(
     settings: Settings, logs: LogControl | None = None, tracing: Tracing | None = None
 ) -> Engine:
-    """An engine with nothing loaded, started or written; raises `LoadFailed`.
+    """An engine with nothing loaded, started or written.
 
     `logs` changes the settings of the log, and `tracing` writes traces; by default neither happens.
     Raises `LoadFailed` for settings that need a part which the server is without.

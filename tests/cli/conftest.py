@@ -12,6 +12,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.options import ENV_PREFIX
+from tests.support.command import write_bad_repository, write_model
 from tests.support.server_process import ServerProcess, clean_server, onnx_examples
 
 
@@ -75,6 +76,19 @@ def headrace(command: Headrace, server: ServerProcess, monkeypatch: pytest.Monke
     """Runs the command with the server's address in the environment."""
     monkeypatch.setenv("HEADRACE_URL", server.url)
     return command
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with one model."""
+    root = tmp_path_factory.mktemp("good")
+    write_model(root / "same" / "1" / "model.onnx")
+    return root
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bad_repository(tmp_path_factory.mktemp("bad"))
 
 
 @pytest.fixture

@@ -20,24 +20,11 @@ from headrace import __version__
 from headrace.cli import main
 from headrace.cli.serve import BY_VALUE, WITHOUT_EFFECT, example_repository, translate
 from headrace.settings import OPTIONS, SECTIONS, from_environment
-from tests.support.command import FREE_PORTS, run, write_bad_repository, write_model
+from tests.support.command import FREE_PORTS, run, write_model
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask
 from tests.support.remote import free_port
 from tests.support.server_process import EXAMPLES, ServerProcess
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with one model."""
-    root = tmp_path_factory.mktemp("good")
-    write_model(root / "same" / "1" / "model.onnx")
-    return root
-
-
-@pytest.fixture(scope="module")
-def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bad_repository(tmp_path_factory.mktemp("bad"))
 
 
 def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -11,9 +11,9 @@ import pytest
 
 from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, ServerError
+from headrace.core.limits import Charge, uncharged
 from headrace.core.turns import PIECE_SECS
 from headrace.engine.workbench import Deferred, Workbench
-from headrace.protocol.elements import Charge, uncharged
 from tests.support.scrape import until
 
 LONG = 64 << 20

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, Overloaded
+from headrace.core.limits import uncharged
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
-from headrace.protocol.elements import MAX_DECODED, uncharged
+from headrace.protocol.elements import MAX_DECODED
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.protobuf_contents import (
     CONTENTS,

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from headrace.core.call import MAX_TENSORS, Call, RegionSlice, SharedInput
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, Overloaded, ServerError
+from headrace.core.limits import uncharged
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor, elsewhere
-from headrace.protocol.elements import MAX_DECODED, uncharged
+from headrace.protocol.elements import MAX_DECODED
 from headrace.protocol.v2_json import (
     ResponseForm,
     decode_infer,

@@ -90,6 +90,13 @@ class Payer(Protocol):
 FEW = 4  # requests of a connection, to all models, which is not what overloads one
 
 
+Charge = Callable[[int], object]  # counts bytes before they are taken, and may raise
+
+
+def uncharged(nbytes: int) -> None:
+    """A `Charge` that counts nothing."""
+
+
 class ModelLoad:
     """Requests in flight of one model, all versions together, and their bytes.
 

@@ -155,7 +155,7 @@ class OptionalPart(Generic[T]):
 
     @property
     def target(self) -> str:
-        """Its `module:attribute`; "" if the server is without it."""
+        """The `module:attribute` of the part; "" if the server is without it."""
         return PARTS.get(self.name, "")
 
     def load(self) -> T:

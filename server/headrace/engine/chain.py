@@ -11,6 +11,7 @@ from time import monotonic_ns
 
 from headrace.core.call import Call, Done, InferResponse, Stage, Submit, Timing
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, QueueFull, ServerError
+from headrace.core.limits import uncharged
 from headrace.core.plugins import PluginGroup
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor, brackets, concatenated
@@ -18,7 +19,6 @@ from headrace.engine.shared_memory import Expect, placeholders
 from headrace.engine.workbench import Job, Workbench
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS, Histogram, ResponseCounts
 from headrace.protocol.classification import classify_outputs
-from headrace.protocol.elements import uncharged
 from headrace.protocol.status import INTERNAL_TEXT
 
 log = logging.getLogger(__name__)

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 from headrace.core.call import Call, Done, InferResponse, Raw, Stage, Submit
 from headrace.core.errors import InvalidRequest, Overloaded, ServerError
-from headrace.core.limits import PRESSED_SECS, Patience
+from headrace.core.limits import PRESSED_SECS, Charge, Patience, uncharged
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.workbench import LARGE, Deferred
-from headrace.protocol.elements import Charge, charge_objects, uncharged
+from headrace.protocol.elements import charge_objects
 from headrace.protocol.generate import decode_generate
 from headrace.protocol.parameters import add_timing, wants_timing
 from headrace.protocol.plain_json import PlainJson

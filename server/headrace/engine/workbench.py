@@ -34,9 +34,8 @@ from typing import Any, Generic, TypeVar, cast
 from headrace.core.call import NOBODY, Call, Owner
 from headrace.core.daemon_thread import Run, run_in_daemon_thread
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
-from headrace.core.limits import Payer
+from headrace.core.limits import Charge, Payer, uncharged
 from headrace.core.turns import Turns
-from headrace.protocol.elements import Charge, uncharged
 from headrace.protocol.status import INTERNAL_TEXT
 
 T = TypeVar("T")

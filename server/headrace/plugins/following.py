@@ -254,7 +254,7 @@ class _Repository:
         store, name = self.store, f"model repository {self.store.address}"
         place = None
         try:
-            with explained(store):
+            with explained(store.address):
                 found = store.names()
             if isinstance(store, Directory):
                 status = store.path.stat()

@@ -220,7 +220,7 @@ class LoadedInProcess(LoadedModel):
             raise self._load_failed(error) from error
 
     def batch_function(self, buffer: BatchBuffer | None = None) -> Callable[[Batch], Outcome]:
-        """Its `run`: a model with requests gathers nothing."""
+        """The method `run`: a model with requests gathers nothing."""
         return self.run
 
     def run(self, batch: Batch) -> Outcome:

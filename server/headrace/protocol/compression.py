@@ -7,9 +7,9 @@ alone is no reason for refusal: a tensor of ones grows a thousandfold.
 
 import gzip
 import zlib
-from collections.abc import Callable
 
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedEncoding
+from headrace.core.limits import Charge, uncharged
 from headrace.core.tensors import Buffer
 
 ENCODINGS = ("gzip", "deflate")
@@ -23,16 +23,12 @@ _SMALL_OUTPUT = 64 << 10
 DEFAULT_LEVEL = 3  # on tensors, higher levels cost several times as much for a few percent
 
 
-def _uncounted(nbytes: int) -> None:
-    """A `charge` that counts nothing."""
-
-
 def decompress(
     body: bytes | memoryview,
     encoding: str,
     limit: int,
     what: str = "request body",
-    charge: Callable[[int], object] = _uncounted,
+    charge: Charge = uncharged,
     max_ratio: int = 0,
     fixed: bool = False,
 ) -> bytes | memoryview:

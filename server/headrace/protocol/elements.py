@@ -20,6 +20,7 @@ import orjson
 from headrace.core.bytes_array import BytesArray, bytes_array
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
+from headrace.core.limits import Charge, uncharged
 from headrace.core.tensors import MAX_RANK, Array, Tensor, TensorArray, brackets, element_count
 from headrace.ipc.elements import join
 from headrace.protocol.json_text import LongArray
@@ -32,7 +33,6 @@ _PLACE_BYTES, _OBJECT_BYTES = 24, 56
 # Largest decoded size of a tensor of numbers sent as text or typed contents, where a few bytes may
 # become many. Larger ones would occupy the process for too long.
 MAX_DECODED = 128 << 20
-Charge = Callable[[int], object]
 
 _ACCEPTED: dict[Datatype, frozenset[type]] = {
     datatype: frozenset({int}) for datatype in Datatype if NUMPY[datatype].kind in "iu"
@@ -75,10 +75,6 @@ FLAT = {
     for datatype, code in _CODES.items()
     if datatype is not Datatype.BOOL
 }
-
-
-def uncharged(nbytes: int) -> None:
-    """A `Charge` that counts nothing."""
 
 
 def decoded_size(name: str, datatype: Datatype, count: int) -> int:

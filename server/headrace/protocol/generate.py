@@ -15,17 +15,11 @@ import orjson
 
 from headrace.core.call import MAX_TENSORS, Call, InferResponse, Parameter
 from headrace.core.errors import InvalidRequest
+from headrace.core.limits import Charge, uncharged
 from headrace.core.signature import Signature, TensorSpec, quoted
 from headrace.core.tensors import Buffer, Tensor, brackets
 from headrace.core.texts import shown
-from headrace.protocol.elements import (
-    Charge,
-    json_elements,
-    json_name,
-    tensor_from_json,
-    tensor_from_long,
-    uncharged,
-)
+from headrace.protocol.elements import json_elements, json_name, tensor_from_json, tensor_from_long
 from headrace.protocol.json_text import LongArray, parse_json
 from headrace.protocol.parameters import (
     TIMING_PARAMETER,

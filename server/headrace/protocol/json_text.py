@@ -12,7 +12,7 @@ it, so that orjson sees each byte once and refuses in a piece what it would refu
 
 import gc
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import inf, nan
 from secrets import randbits, token_hex
 from sys import maxsize
@@ -22,6 +22,7 @@ import numpy as np
 import orjson
 
 from headrace.core.errors import InvalidRequest, Overloaded
+from headrace.core.limits import Charge, uncharged
 from headrace.core.tensors import Array, Buffer
 
 WHOLE = 1 << 20  # bytes of a text parsed at once: some milliseconds
@@ -104,15 +105,11 @@ class LongArray:
         return end
 
 
-def _uncounted(nbytes: int) -> None:
-    """A `charge` that counts nothing."""
-
-
 def parse_long(
     given: Buffer,
     sizes: ScanSizes = SIZES,
     most: int = maxsize,
-    charge: Callable[[int], object] = _uncounted,
+    charge: Charge = uncharged,
 ) -> Any:
     """Parse `given`, with a `LongArray` for every long array that is a member of an object.
 
@@ -361,7 +358,7 @@ MAX_CONTAINERS = 4_000_000  # arrays and objects in the JSON of one request
 _WORD = re.compile(rb"\b(?:NaN|Inf(?:inity)?)\b")
 
 
-def parse_json(text: Buffer, lifts: int = 0, charge: Callable[[int], object] = _uncounted) -> Any:
+def parse_json(text: Buffer, lifts: int = 0, charge: Charge = uncharged) -> Any:
     """Parse a JSON text, which may contain NaN and infinities; raises `InvalidRequest`.
 
     With `lifts`, long arrays in a long text become `LongArray`, and the text beside them may have

@@ -15,9 +15,10 @@ from headrace.core.bytes_array import BytesArray
 from headrace.core.call import MAX_TENSORS
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
+from headrace.core.limits import Charge
 from headrace.core.tensors import Array, Buffer, Tensor, byte_size_mismatch, element_count
 from headrace.ipc.elements import join
-from headrace.protocol.elements import LENGTH_BYTES, Charge, decoded_size
+from headrace.protocol.elements import LENGTH_BYTES, decoded_size
 
 # Fields of a message with all its inputs and outputs: two bytes make an empty one, which takes a
 # hundred times as much memory once it is parsed.

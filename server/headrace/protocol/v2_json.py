@@ -38,6 +38,7 @@ from headrace.core.call import (
 )
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
 from headrace.core.errors import InvalidRequest
+from headrace.core.limits import Charge, uncharged
 from headrace.core.signature import Signature, quoted
 from headrace.core.tensors import (
     MAX_RANK,
@@ -54,7 +55,6 @@ from headrace.core.texts import bounded
 from headrace.protocol.classification import check_class_count
 from headrace.protocol.elements import (
     NOT_IN_JSON,
-    Charge,
     array_of_json,
     json_elements,
     json_name,
@@ -62,7 +62,6 @@ from headrace.protocol.elements import (
     tensor_from_flat,
     tensor_from_json,
     tensor_from_long,
-    uncharged,
 )
 from headrace.protocol.json_text import LONG, LongArray, parse_json
 from headrace.protocol.parameters import (

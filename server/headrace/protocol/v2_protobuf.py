@@ -34,6 +34,7 @@ from headrace.core.call import (
 )
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
+from headrace.core.limits import Charge, uncharged
 from headrace.core.signature import Signature, quoted
 from headrace.core.tensors import (
     Array,
@@ -48,7 +49,7 @@ from headrace.core.tensors import (
 )
 from headrace.core.texts import bounded
 from headrace.protocol.classification import check_class_count
-from headrace.protocol.elements import Charge, charge_objects, tensor_from_values, uncharged
+from headrace.protocol.elements import charge_objects, tensor_from_values
 from headrace.protocol.parameters import (
     PARAMETERS,
     REGION,

@@ -82,12 +82,8 @@ def open_store(address: str, name: str = "") -> Store:
     plugin = STORES.installed().get(scheme) if colon else None
     if plugin is None or Path(address).exists():
         return Directory(Path(address), name)
-    made = plugin.try_to(lambda make: make(address))
-    if isinstance(made, RepositoryError):
-        raise made
-    if isinstance(made, Exception):
-        raise LoadFailed(f"model repository {address}: its store '{scheme}' failed: {made}")
-    return made
+    with explained(address):
+        return plugin.load()(address)
 
 
 class Place(NamedTuple):
@@ -210,7 +206,7 @@ class Catalogue:
         One of a directory is read as it is now, one of another store by its token alone.
         """
         store, own = places[-1]
-        with explained(store):
+        with explained(store.address):
             stored = Stored(store, own, store.token(own), self.config_name)
             duplicate = len(places) > 1
             source = ModelSource(name, Path(), None, (), duplicate=duplicate, stored=stored)
@@ -218,7 +214,7 @@ class Catalogue:
 
     @staticmethod
     def _listed(store: Store) -> Collection[str]:
-        with explained(store):
+        with explained(store.address):
             return store.names()
 
 

@@ -68,17 +68,17 @@ class Stored(NamedTuple):
 
     def lease(self) -> Lease:
         """Bring its directory; may block. Raises `LoadFailed`."""
-        with explained(self.store):
+        with explained(self.store.address):
             return self.store.materialise(self.name, self.token)
 
 
 @contextmanager
-def explained(store: Store) -> Iterator[None]:
+def explained(address: str) -> Iterator[None]:
     """Raise `LoadFailed` for a bug in a plugin's store; the traceback goes to the log."""
     try:
         yield
     except RepositoryError:
         raise
     except Exception as error:
-        log.error("bug in the store of %s", store.address, exc_info=error)
-        raise LoadFailed(f"{store.address}: its store failed: {type(error).__name__}") from error
+        log.error("bug in the store of %s", address, exc_info=error)
+        raise LoadFailed(f"{address}: its store failed: {type(error).__name__}") from error

@@ -9,23 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.command import run, write_bad_repository, write_model
+from tests.support.command import run, write_model
 from tests.support.managed import write_managed, write_program
 from tests.support.remote import write_remote
 from tests.support.scrape import until
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with one model."""
-    root = tmp_path_factory.mktemp("good")
-    write_model(root / "same" / "1" / "model.onnx")
-    return root
-
-
-@pytest.fixture(scope="module")
-def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bad_repository(tmp_path_factory.mktemp("bad"))
 
 
 def test_check_of_a_good_repository(good: Path) -> None:

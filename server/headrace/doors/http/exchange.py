@@ -16,7 +16,7 @@ from headrace.core.errors import (
     Unsupported,
     UnsupportedEncoding,
 )
-from headrace.core.limits import Payer
+from headrace.core.limits import Charge, Payer, uncharged
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.doors.http.head import InferHead
@@ -30,7 +30,7 @@ from headrace.protocol.compression import (
     decompress_small,
     too_large,
 )
-from headrace.protocol.elements import Charge, charge_objects, uncharged
+from headrace.protocol.elements import charge_objects
 from headrace.protocol.parameters import add_timing, server_timing, time_of, wants_timing
 from headrace.protocol.status import (
     BEGUN,

@@ -17,6 +17,7 @@ from headrace.api.header_rules import DoorRules
 from headrace.api.operations import NAMED
 from headrace.core.call import Call, InferResponse, Raw, Timing
 from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.limits import Charge, uncharged
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.doors.http.asgi import OPERATION
@@ -35,7 +36,6 @@ from headrace.doors.http.infer import (
 from headrace.engine.admission import Account
 from headrace.engine.entrance import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, not_read
 from headrace.engine.workbench import LARGE, Job
-from headrace.protocol.elements import Charge, uncharged
 from headrace.protocol.generate import EVENT_STREAM, decode_generate, encode_generate, event
 from headrace.protocol.parameters import add_timing, server_timing
 from headrace.protocol.v2_json import error_body, pass_raw

@@ -15,7 +15,7 @@ from sys import maxsize
 from time import perf_counter
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, PayloadTooLarge, ServerError
-from headrace.core.limits import PRESSED_SECS, Patience
+from headrace.core.limits import PRESSED_SECS, Patience, uncharged
 from headrace.core.tensors import Buffer
 from headrace.doors.acceptor import undelivered
 from headrace.doors.grpc.call import (
@@ -40,7 +40,6 @@ from headrace.protocol.compression import (
     decompress_small,
     too_large,
 )
-from headrace.protocol.elements import uncharged
 from headrace.protocol.grpc import (
     ANSWER_TRAILERS,
     CANCELLED,
