@@ -173,6 +173,16 @@ FOUND: Mapping[str, Case] = {
         write=4_096,
         unread=True,
     ),
+    "queued-streams": Case(
+        door="grpc",
+        operation="ModelStreamInfer",
+        model="python",
+        connections=2,
+        requests=1_000,
+        messages=46,
+        frame=16_384,
+        ending="half",
+    ),
     "packed-control": Case(
         door="grpc",
         operation="CudaSharedMemoryRegister",

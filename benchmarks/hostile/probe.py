@@ -1,11 +1,12 @@
 """Asks a server for its health and for inference all the time: in a process of its own.
 
-`python -m benchmarks.hostile.probe HOST:PORT [PID...]` asks until its standard input ends. For each
-line that it gets, and at the end, it prints what it saw since the last one as a line of JSON. It
-imports nothing large, so that it measures the server and not itself. Its address is another one
-than that of attacks: what a server allows to one address is not what it allows to others. Of an
-answer's time it takes off how long the main threads of the given processes waited for a core: what
-others do on a shared machine is not the server's fault.
+`python -m benchmarks.hostile.probe HOST:PORT busy|quiet PID...` asks until its standard input ends.
+For each line that it gets, and at the end, it prints what it saw since the last one as a line of
+JSON. It imports nothing large, so that it measures the server and not itself. Its address is
+another one than that of attacks: what a server allows to one address is not what it allows to
+others. Of an answer's time it takes off what the machine's host has taken from the main threads of
+the given processes and, on a busy machine, how long these waited for a core: what others do on a
+shared machine is not the server's fault.
 """
 
 import json
@@ -17,10 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 _EVERY_SECS = 0.005
 _INFER_EVERY_SECS = 0.1
 _LARGE_EVERY_SECS = 0.2
+_COUNTED_SECS = 0.01  # after which the system has counted what its host has taken before
 _LONGEST_SECS = 30.0  # a probe that takes longer counts as long
 _FROM = "127.0.0.2", 0
 _HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n"
@@ -62,11 +65,17 @@ class Probe:
                 good = False
             took = time.monotonic() - self._begun
             self._begun = 0.0
-            self.worst = max(self.worst, took - lost(waited, self._waits()))
+            if took > self.worst:
+                self.worst = max(self.worst, took - self._lost(waited))
             if good:
                 self.good += 1
             else:
                 self.bad += 1
+
+    def _lost(self, before: "Waited") -> float:
+        now = self._waits()
+        time.sleep(_COUNTED_SECS)
+        return lost(before, replace(now, stolen=self._waits().stolen))
 
     def report(self) -> dict[str, float]:
         """The results as a JSON object; an unanswered question counts with its time so far."""
@@ -123,35 +132,57 @@ def _length(head: bytes) -> int:
     return int(found[1]) if found else 0
 
 
-class Waits:
-    """Seconds that the main threads of processes, and this thread, have waited for a core.
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """Seconds so far that threads have waited for a core, and that were taken from each core.
 
-    Without processes 0; and those that the machine's host has taken, from each core. `lost` leaves
-    out what it has taken from all of them at once: the one that attacks may be the only one busy.
+    `cores` are those that the threads run on, or ran on last.
     """
 
-    def __init__(self, processes: Sequence[str]) -> None:
-        self._paths = [f"/proc/{each}/task/{each}/schedstat" for each in processes]
+    waited: float = 0.0
+    stolen: Sequence[float] = ()
+    cores: Sequence[int] = ()
 
-    def __call__(self) -> list[float]:
+
+class Waits:
+    """Observes the main threads of processes, and this thread; nothing without processes."""
+
+    def __init__(self, processes: Sequence[str], busy: bool = False) -> None:
+        self._busy = busy  # waiting for a core counts
+        found = [f"/proc/{each}/task/{each}" for each in processes]
+        self._threads = [*found, "/proc/thread-self"] if found else []
+
+    def __call__(self) -> Waited:
         waited = 0
-        for path in [*self._paths, "/proc/thread-self/schedstat"] if self._paths else ():
-            with suppress(OSError), open(path, encoding="ascii") as text:
-                waited += int(text.read().split()[1])
-        return [waited / 1e9, *_stolen()]
+        cores = []
+        for path in self._threads:
+            with suppress(OSError):
+                if self._busy:
+                    waited += int(_read(f"{path}/schedstat").split()[1])
+                cores.append(int(_read(f"{path}/stat").rpartition(")")[2].split()[36]))
+        return Waited(waited / 1e9, _stolen() if self._threads else (), cores)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as text:
+        return text.read()
 
 
 def _stolen() -> list[float]:
     """Seconds that the machine's host has taken from each core."""
-    with open("/proc/stat", encoding="ascii") as text:
-        cores = [line.split() for line in text if line.startswith("cpu")][1:]
-    return [int(core[8]) / os.sysconf("SC_CLK_TCK") for core in cores]
+    cores = [line.split() for line in _read("/proc/stat").splitlines() if line.startswith("cpu")]
+    return [int(core[8]) / os.sysconf("SC_CLK_TCK") for core in cores[1:]]
 
 
-def lost(before: Sequence[float], now: Sequence[float]) -> float:
-    """Seconds between two results of `Waits` in which work could not go on."""
-    waited, *stolen = (late - early for early, late in zip(before, now, strict=True))
-    return waited + min(stolen, default=0.0)
+def lost(before: Waited, now: Waited) -> float:
+    """Seconds in between in which work could not go on.
+
+    What the host has taken counts for the cores of the threads: an attack may be the only one that
+    is busy on another.
+    """
+    cores = {*before.cores, *now.cores}
+    stolen = max((now.stolen[each] - before.stolen[each] for each in cores), default=0.0)
+    return now.waited - before.waited + stolen
 
 
 def main() -> None:
@@ -159,7 +190,7 @@ def main() -> None:
     host, _, port = sys.argv[1].rpartition(":")
     address = host, int(port)
     new = _HEALTH + b"Connection: close\r\n\r\n"
-    waits = Waits(sys.argv[2:])
+    waits = Waits(sys.argv[3:], busy=sys.argv[2] == "busy")
     probes = {
         "kept": Probe(KeepAlive(address), _EVERY_SECS, waits),
         "new": Probe(lambda: _once(address, new), _EVERY_SECS, waits),

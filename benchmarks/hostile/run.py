@@ -173,10 +173,12 @@ class Probing:
     """The process that asks for health and inference all the time."""
 
     def __init__(self, target: Target, busy: bool = False) -> None:
-        """On a `busy` machine, the time that the server waited for a core does not count."""
-        command = [sys.executable, *_PROBE, target.http]
-        if busy:
-            command += [str(process.pid) for process in target.processes()]
+        """On a `busy` machine, the time that the server waited for a core does not count.
+
+        Nor does, on any, what the machine's host has taken from it.
+        """
+        command = [sys.executable, *_PROBE, target.http, "busy" if busy else "quiet"]
+        command += [str(process.pid) for process in target.processes()]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
+from headrace.core.process import collect_young
+
 SHARE = 128  # units, of some 10 us: frames, messages, requests
 PACKED = 24  # units of a compressed message: 64 KiB of it may be unpacked at once
 TEXT_BITS, BINARY_BITS = 8, 9  # 256 bytes of JSON, and 512 of protobuf, may take as long as a unit
@@ -82,6 +84,7 @@ class Turns:
         try:
             piece()
         finally:
+            collect_young()
             self._piece = fitting(self._piece, perf_counter() - begun)
             self.share = SMALL if self._waiting else SHARE
 

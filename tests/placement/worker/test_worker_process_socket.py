@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from time import perf_counter
 
 import uvloop
 
@@ -13,10 +14,18 @@ from headrace.placement.worker.worker_process import WorkerSocket
 _LINE = frame(FrameKind.LOG, json.dumps([20, "model", "text"]).encode())
 
 
-def test_lines_of_a_flood_are_logged_in_turns_and_frames_keep_their_order() -> None:
+def test_a_flood_is_processed_in_turns_and_frames_keep_their_order() -> None:
+    def log(line: bytes) -> None:
+        until = perf_counter() + 1e-4
+        while perf_counter() < until:
+            pass
+        lines.append(line)
+
+    lines = list[bytes]()
+
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        lines, answers = list[bytes](), list[int]()
+        answers = list[int]()
         done: asyncio.Future[None] = loop.create_future()
 
         def take(header: Header[FrameKind], meta: bytes, data: Buffer) -> None:
@@ -25,7 +34,7 @@ def test_lines_of_a_flood_are_logged_in_turns_and_frames_keep_their_order() -> N
                 done.set_result(None)
 
         ours, theirs = socket.socketpair()
-        link = WorkerSocket(ours.detach(), lines.append, lambda *_: None)
+        link = WorkerSocket(ours.detach(), log, lambda *_: None)
         with theirs:
             answer = frame(FrameKind.ANSWER, b"{}")
             theirs.sendall(_LINE * 500 + answer + _LINE * 500 + answer)

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
@@ -222,3 +223,53 @@ async def test_a_system_error_while_receiving_ends_the_link() -> None:
     assert await asyncio.wait_for(lost, 20) == "too much is locked"
     assert channel.closed
     other.channel.close()
+
+
+async def test_many_frames_are_handed_on_in_turns() -> None:
+    """A front end encodes the response of each, and has others to serve."""
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    numbers: list[int] = []
+
+    def take(header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
+        until = perf_counter() + 1e-4
+        while perf_counter() < until:
+            pass
+        numbers.append(header.number)
+        if len(numbers) == 1000:
+            done.set_result(None)
+
+    channel = FrameChannel(theirs, take, print)
+    ours.sendall(b"".join(frame(LinkKind.CANCEL, number=number) for number in range(1000)))
+    most = seen = 0
+    while not done.done():
+        turn: asyncio.Future[None] = loop.create_future()
+        loop.call_soon(turn.set_result, None)
+        await turn
+        most, seen = max(most, len(numbers) - seen), len(numbers)
+    assert numbers == list(range(1000))
+    assert most < 200
+    channel.close()
+    ours.close()
+
+
+async def test_frames_left_for_another_turn_are_dropped_with_the_channel() -> None:
+    ours, theirs = socket.socketpair()
+    numbers: list[int] = []
+
+    def take(header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
+        until = perf_counter() + 1e-2
+        while perf_counter() < until:
+            pass
+        numbers.append(header.number)
+        asyncio.get_running_loop().call_soon(channel.close)
+
+    channel = FrameChannel(theirs, take, print)
+    ours.sendall(b"".join(frame(LinkKind.CANCEL, number=number) for number in range(3)))
+    async with asyncio.timeout(20):
+        while not channel.closed:  # noqa: ASYNC110 - closed by a callback
+            await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert numbers == [0]
+    ours.close()

@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from math import inf
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 from headrace import __version__
 from headrace.core.daemon_thread import NoResources
 from headrace.core.errors import Contradiction, LoadFailed
+from headrace.core.turns import PIECE_SECS
 from headrace.ipc.elements import Buffer
 from headrace.ipc.frame_socket import CLOEXEC, READ, SPACE, FilesLost, FrameSocket, Received
 from headrace.ipc.frames import (
@@ -57,7 +58,6 @@ log = logging.getLogger(__name__)
 CLOSED = "closed its socket"
 _REST_SECS = 10.0  # without large batches after which a slot's files release their memory
 _PENDING = 4  # files that may arrive before their frames
-_LOGGED = 64  # lines of a log processed in a turn of the event loop, of some 50 us each
 Take = Callable[[Header[FrameKind], bytes, Buffer], None]
 
 
@@ -237,11 +237,12 @@ class WorkerSocket:
     def receive(self) -> bool:
         """Process received bytes; returns True if there may be more.
 
-        A worker may send thousands of lines for the log at once: the rest waits for a later turn.
+        A worker may send thousands of small frames at once: lines for the log, or responses. What
+        takes longer than `PIECE_SECS` waits for a later turn of the event loop.
         """
         if not self._reading:
             return False
-        files, logged = self.socket.files, 0
+        files, until = self.socket.files, perf_counter() + PIECE_SECS
         try:
             if self._later is not None:
                 frames, self._later = self._later, None
@@ -261,12 +262,11 @@ class WorkerSocket:
                         self._rest_later()
                 if header.kind is LOG:
                     self._log(meta)
-                    logged += 1
-                    if logged == _LOGGED:
-                        self._put_off(frames)
-                        break
                 elif self._take is not None:
                     self._take(header, meta, data)
+                if perf_counter() > until:
+                    self._put_off(frames)
+                    break
         except BlockingIOError:
             return False
         except FilesLost:
@@ -336,7 +336,7 @@ def command(python: str, socket: int, heartbeat: int, limits: WorkerLimits) -> l
     return [python, "-c", _BOOT, *given]
 
 
-_LAST_READS = 64  # reads of an ended worker's last frames
+_LAST_READS = 256  # pieces of an ended worker's last frames
 _STOP_SECS = 5.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 

@@ -12,10 +12,13 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
 from typing import NamedTuple
 
+from headrace.core.process import collect_young
 from headrace.core.tensors import Buffer
+from headrace.core.turns import PIECE_SECS
 from headrace.ipc.frame_socket import CLOEXEC, READ, SPACE, FrameSocket
 from headrace.ipc.frames import (
     IN_FILE,
@@ -31,7 +34,7 @@ from headrace.plugins.frontends.link_infer import LinkKind
 
 log = logging.getLogger(__name__)
 
-_READS = 16  # reads per turn of the loop
+_READS = 16  # reads per turn of the loop, which ends after `PIECE_SECS`
 _FILES = 32  # files per message, and open at a time
 _CHUNK = 256 << 10  # bytes per write
 _BACKLOG = 8 << 20  # queued bytes above which the channel stops reading
@@ -41,6 +44,7 @@ _AGAIN_SECS = 0.01
 _APART = 1 << 20  # file bytes from which on a thread writes it
 # A header with its meta, and the content of a file, or the file.
 _Long = tuple[bytes, Sequence[Buffer] | int]
+_Received = tuple[Header[LinkKind], bytes, Buffer]
 _Going = Callable[[], None] | None  # called when a frame is about to be sent
 _IN_ORDER = (
     LinkKind.INFER,
@@ -100,6 +104,7 @@ class FrameChannel:
         self._scheduled = False
         self._blocked = False  # the socket's buffer is full
         self._paused = False
+        self._later: Iterator[_Received] | None = None  # frames left for the next turn
         self._room: tuple[int, Callable[[], None]] | None = None
         self.closed = False
         self._loop.add_reader(sock, self._on_readable)
@@ -344,47 +349,71 @@ class FrameChannel:
             self._loop.remove_reader(self._socket.sock)
         elif self._paused and self._size <= _BACKLOG // 2:
             self._paused = False
-            self._loop.add_reader(self._socket.sock, self._on_readable)
+            self._read_on()
 
     # --- receiving
 
     def _on_readable(self) -> None:
+        until = perf_counter() + PIECE_SECS
         for _ in range(_READS):
             if self.closed or self._paused:
                 return
             try:
                 received, control, told, _ = self._socket.sock.recvmsg(READ, SPACE, CLOEXEC)
                 self._socket.keep(control, told)
+                if not received:
+                    self._fail("the other end has closed")
+                    return
+                frames = iter(self._feed(received))
             except BlockingIOError:
                 return
-            except OSError as error:
-                self._fail(str(error))
-                return
-            if not received:
-                self._fail("the other end has closed")
-                return
-            try:
-                for header, meta, rest in self._feed(received):
-                    self._hand_on(header, meta, rest)
             except (BrokenFrame, OSError) as error:
                 self._fail(str(error))
                 return
-            except Exception:
-                # Frames behind it are lost; their receivers would wait forever.
-                log.exception("bug while taking a frame")
-                self._fail("a bug")
-                return
-            if len(received) < READ:
+            if not self._hand_on(frames, until) or len(received) < READ:
                 return
 
-    def _hand_on(self, header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
-        if self.closed:
-            return
-        if header.flags & IN_FILE:
-            if not self._socket.files:
-                raise BrokenFrame("a file that has not come")
-            rest = memoryview(map_file(self._socket.files.popleft(), header.data, populate=True))
-        self._take(header, meta, rest)
+    def _hand_on(self, frames: Iterator[_Received], until: float) -> bool:
+        """Hand frames on until then; False if there are more of them, or the channel has failed.
+
+        Some hundred small responses come in one read, and each is encoded and sent at once.
+        """
+        try:
+            for header, meta, rest in frames:
+                if self.closed:
+                    return False
+                if header.flags & IN_FILE:
+                    rest = self._file(header)
+                self._take(header, meta, rest)
+                if perf_counter() > until:
+                    collect_young()
+                    self._later = frames
+                    self._loop.remove_reader(self._socket.sock)
+                    self._loop.call_soon(self._go_on)
+                    return False
+        except (BrokenFrame, OSError) as error:
+            self._fail(str(error))
+            return False
+        except Exception:
+            # Frames behind it are lost; their receivers would wait forever.
+            log.exception("bug while taking a frame")
+            self._fail("a bug")
+            return False
+        return True
+
+    def _file(self, header: Header[LinkKind]) -> memoryview:
+        if not self._socket.files:
+            raise BrokenFrame("a file that has not come")
+        return memoryview(map_file(self._socket.files.popleft(), header.data, populate=True))
+
+    def _go_on(self) -> None:
+        frames, self._later = self._later, None
+        if frames is None or self._hand_on(frames, perf_counter() + PIECE_SECS):
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if not (self.closed or self._paused) and self._later is None:
+            self._loop.add_reader(self._socket.sock, self._on_readable)
 
     def _fail(self, reason: str) -> None:
         if not self.closed:
