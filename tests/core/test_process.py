@@ -44,7 +44,7 @@ def test_pieces_of_work_are_followed_by_collections_of_what_they_have_made() -> 
             for _ in range(64):
                 if enabled:
                     gc.enable()
-                collect_young()
+                collect_young(32)
                 gc.disable()
             assert len(collected) == expected
     finally:

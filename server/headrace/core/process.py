@@ -7,14 +7,13 @@ import os
 import resource
 import sys
 from contextlib import suppress
-from itertools import count
 
 # Allocations between garbage collections, collections of the youngest objects between those of the
 # next ones, and so on. Requests leave no cycles behind, so that the collector need not run often: a
 # batch of 64 has a thousand live objects, more than trigger a collection by default. 7 500 objects
 # at once take some 5 ms; all of those that a hostile client can keep alive take 100.
 _COLLECT_AFTER = 2_500, 2, 10_000
-_PIECES = 8  # of work, between collections of what they have made
+_WORK = 256  # requests, of some twenty objects each, after which young objects are collected
 _SWITCH_SECS = 0.001
 _FILES = 1 << 16  # for which the table of descriptors has room from the start
 # From linux/prctl.h and linux/capability.h.
@@ -49,17 +48,23 @@ def serve_promptly() -> None:
     sys.setswitchinterval(_SWITCH_SECS)
 
 
-def collect_young() -> None:
-    """Visit the objects made lately, after some pieces of work that make many of them.
+class _Young:
+    """Work done since the collector has visited what was made lately, in this process."""
 
-    The collector counts objects made less those freed. While old requests end as new ones come, it
-    would wait, and then visit a hundred thousand at once, for 50 to 90 ms.
-    """
-    if not next(_pieces) % _PIECES and gc.isenabled():
-        gc.collect(1 if gc.get_count()[1] > _COLLECT_AFTER[1] else 0)
+    done = 0
+
+    def collect(self, work: int) -> None:
+        """Note so many requests, or pieces of similar work, and visit what they have made."""
+        self.done += work
+        if self.done >= _WORK and gc.isenabled():
+            self.done = 0
+            gc.collect(1 if gc.get_count()[1] > _COLLECT_AFTER[1] else 0)
 
 
-_pieces = count()  # of this process, as its garbage is
+# For work that makes many objects. The collector counts objects made less those freed: while old
+# requests end as new ones come, it would wait, and then visit a hundred thousand at once, for 50 to
+# 90 ms.
+collect_young = _Young().collect
 
 
 class _Header(ctypes.Structure):

@@ -25,6 +25,7 @@ SMALL = 4  # ... while other connections wait for their turn
 CROWDED_SECS = 0.005
 PIECE_SECS = 0.002  # after which a connection leaves the rest of its work to another turn
 LONG_READ = 1 << 10  # bytes from which on a read is timed: that costs a small request 2 %
+_OF_PIECE = 32  # requests of a piece, for the garbage collector
 _ENDS = 64  # connections that close in one turn
 
 
@@ -84,7 +85,7 @@ class Turns:
         try:
             piece()
         finally:
-            collect_young()
+            collect_young(_OF_PIECE)
             self._piece = fitting(self._piece, perf_counter() - begun)
             self.share = SMALL if self._waiting else SHARE
 

@@ -364,13 +364,14 @@ class FrameChannel:
                 if not received:
                     self._fail("the other end has closed")
                     return
-                frames = iter(self._feed(received))
+                frames = self._feed(received)
             except BlockingIOError:
                 return
             except (BrokenFrame, OSError) as error:
                 self._fail(str(error))
                 return
-            if not self._hand_on(frames, until) or len(received) < READ:
+            collect_young(len(frames))
+            if not self._hand_on(iter(frames), until) or len(received) < READ:
                 return
 
     def _hand_on(self, frames: Iterator[_Received], until: float) -> bool:
@@ -386,7 +387,6 @@ class FrameChannel:
                     rest = self._file(header)
                 self._take(header, meta, rest)
                 if perf_counter() > until:
-                    collect_young()
                     self._later = frames
                     self._loop.remove_reader(self._socket.sock)
                     self._loop.call_soon(self._go_on)
