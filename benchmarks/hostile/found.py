@@ -173,15 +173,15 @@ FOUND: Mapping[str, Case] = {
         write=4_096,
         unread=True,
     ),
-    "queued-streams": Case(
+    "refused-loads": Case(
         door="grpc",
-        operation="ModelStreamInfer",
-        model="python",
-        connections=2,
-        requests=1_000,
-        messages=46,
-        frame=16_384,
-        ending="half",
+        operation="RepositoryModelLoad",
+        changes=(Change("parameters.string_param", "nest", amount=1_000_000),),
+        requests=62,
+        compression="gzip",
+        pause=0.1,
+        frame=1_024,
+        explicit=True,
     ),
     "packed-control": Case(
         door="grpc",

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -21,7 +22,7 @@ from tests.support.http2_socket import REQUEST, Http2Socket, prefixed
 from tests.support.http_socket import HttpSocket, ask, request
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
-from tests.support.uncollected import PROGRAM, UNCOLLECTED, garbage
+from tests.support.uncollected import PROGRAM, SITE, UNCOLLECTED, front_end_socket, garbage
 
 # Their tests, run again as they are, need nothing but the suite's server.
 MODULES = ("test_validation", "test_http_infer", "test_http", "test_grpc", "test_statuses")
@@ -239,3 +240,55 @@ def test_abandoned_connections_leave_no_cycles(uncollected: Uncollected) -> None
         until(lambda: of("headrace_connections") == 0, "the end of all connections")
         assert of("headrace_admitted_bytes") == 0
     assert uncollected.garbage() == {}
+
+
+# --- in front ends
+
+
+@pytest.fixture(scope="module")
+def front_end(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Uncollected]:
+    path = tmp_path_factory.mktemp("collected") / "socket"
+    with ServerProcess(
+        repository, options=["--frontends=1", "--model-control-mode=explicit", "--load-model=*"],
+        environment={UNCOLLECTED: str(path), "PYTHONPATH": SITE}, program=PROGRAM,
+    ) as process:  # fmt: skip
+        found = Uncollected(process, front_end_socket(path))
+        assert ask(process.http, "GET", "/v2").status == 200
+        found.garbage()
+        yield found
+        assert process.stop() == 0
+
+
+@pytest.mark.slow
+def test_requests_refused_behind_a_front_end_leave_no_cycles(front_end: Uncollected) -> None:
+    """Their bodies stayed in it until the collector ran: 62 load requests held 130 MB."""
+    infer, load = "/v2/models/identity_FP32/infer", "/v2/repository/models/other/load"
+    with HttpSocket(front_end.process.http) as connection:
+        for path, bodies in {
+            infer: list(_documents()),
+            infer.replace("FP32", "other"): [b"{}"],
+            load: [b"{}", b"{", b'{"parameters": {"config": "[["}}'],
+            "/v2/other": [b"{}"],
+        }.items():
+            for body in bodies:
+                connection.ask("POST", path, body)
+                assert connection.ask("POST", path, body).status >= 400
+                assert front_end.garbage() == {}, (path, body[:80])
+
+
+@pytest.mark.slow
+def test_messages_refused_behind_a_front_end_leave_no_cycles(front_end: Uncollected) -> None:
+    load = pb.RepositoryModelLoadRequest(model_name="identity_FP32")
+    load.parameters["config"].string_param = "[" * 5_000
+    asked = {
+        "RepositoryModelLoad": (load, pb.RepositoryModelLoadResponse),
+        "ModelMetadata": (pb.ModelMetadataRequest(name="other"), pb.ModelMetadataResponse),
+        "ModelInfer": (pb.ModelInferRequest(model_name="other"), pb.ModelInferResponse),
+    }
+    with GrpcClient(front_end.process.grpc) as client:
+        for name, (message, kind) in asked.items():
+            ask_ = client.procedure(name, kind)
+            for _ in range(2):
+                with pytest.raises(grpc.RpcError):
+                    ask_(message, timeout=60)
+            assert front_end.garbage() == {}, name

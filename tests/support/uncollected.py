@@ -1,7 +1,8 @@
 """A server without cyclic garbage collection, which tells what a collection finds.
 
 As a program it is `headrace`; each connection to the Unix socket `UNCOLLECTED` is answered with the
-objects that only the collector can free, by type, since the connection before.
+objects that only the collector can free, by type, since the connection before. With `SITE` on its
+module path, the last front end that has started answers at `front_end_socket`.
 """
 
 import gc
@@ -13,10 +14,16 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from headrace.cli import main
-
 PROGRAM = (__file__,)
-UNCOLLECTED = "UNCOLLECTED"
+UNCOLLECTED = "PYTHON_UNCOLLECTED"  # of this form, front ends get it, too
+SITE = os.pathsep.join(
+    map(str, (Path(__file__).parent / "uncollected_site", Path(__file__).parents[2]))
+)
+
+
+def front_end_socket(path: str | Path) -> Path:
+    """The socket of a front end of the server with this one."""
+    return Path(f"{path}.front-end")
 
 
 def garbage(path: Path) -> dict[str, int]:
@@ -48,11 +55,18 @@ def _described(item: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__} {name}".strip()
 
 
-if __name__ == "__main__":
+def listen(path: Path) -> None:
+    """Collect nothing from now on, and answer at a socket."""
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.environ[UNCOLLECTED])
+    listener.bind(str(path))
     listener.listen()
     threading.Thread(target=_answer, args=(listener,), daemon=True).start()
+
+
+if __name__ == "__main__":
+    from headrace.cli import main  # late: front ends import other modules of it
+
+    listen(Path(os.environ[UNCOLLECTED]))
     main(sys.argv[1:])

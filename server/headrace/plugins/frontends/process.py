@@ -102,7 +102,7 @@ class RemoteTarget:
             names = wanted.of(self.model, self.name)
             headers = {name: value for name in names if (value := call.header(name))}
         flags = self._door
-        if call.raw is not None:
+        if call.options.raw is not None:
             flags |= Flag.RAW
         self._link.submit(self, call, flags, headers)
 
@@ -215,7 +215,10 @@ class EngineSession:
         finally:
             self.cancel(number)  # its answer is no longer awaited
         if isinstance(answer, ServerError):
-            raise answer
+            try:
+                raise answer
+            finally:
+                del answer  # which has this frame, with the body, in its traceback
         meta, rest = answer
         document: dict[str, Any] = orjson.loads(meta)
         return document, rest
