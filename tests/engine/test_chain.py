@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.core.bytes_array import BytesArray, bytes_array
-from headrace.core.call import Call, InferResponse, Timing
+from headrace.core.call import Call, CallOptions, InferResponse, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, ModelNotReady, Overloaded, QueueFull, ServerError
 from headrace.core.tensors import Tensor
@@ -74,8 +74,8 @@ class Model:
         """Submit a request of `rows` for batches of `part_rows`."""
         x = Tensor("x", Datatype.INT64, np.arange(2 * rows).reshape(rows, 2))
         asked = Call(
-            "m", "", "name", {"x": x}, ("y", "text"), {"own": 1}, 3, timeout, 7, True, True,
-            nbytes=100 * rows,
+            "m", "", "name", {"x": x}, ("y", "text"), {"own": 1},
+            CallOptions(3, timeout, 7, True, True), 100 * rows,
         )  # fmt: skip
         stage = divide(part_rows, self.submit, self.expect, Workbench(), lambda model, nbytes: None)
         return submitted(stage, asked, FakeCall(), rows)
@@ -112,15 +112,19 @@ def test_a_part_has_the_properties_of_its_request() -> None:
     for one_part in model.parts:
         asked = one_part.request
         assert (asked.model_name, asked.id, asked.outputs) == ("m", "name", ("y", "text"))
-        assert (asked.parameters, asked.priority, asked.timeout) == ({"own": 1}, 3, 0)
+        assert (asked.parameters, asked.options.priority, asked.options.timeout) == (
+            {"own": 1},
+            3,
+            0,
+        )
     assert model.parts[0].request.parameters is not model.parts[1].request.parameters
     # A sequence starts with the first part and ends with the last.
     model = Model()
     model.divide(9, 4)
     requests = [part.request for part in model.parts]
-    assert [one.sequence_id for one in requests] == [7, 7, 7]
-    assert [one.sequence_start for one in requests] == [True, False, False]
-    assert [one.sequence_end for one in requests] == [False, False, True]
+    assert [one.options.sequence_id for one in requests] == [7, 7, 7]
+    assert [one.options.sequence_start for one in requests] == [True, False, False]
+    assert [one.options.sequence_end for one in requests] == [False, False, True]
 
 
 def test_parts_have_the_remaining_timeout() -> None:
@@ -128,7 +132,7 @@ def test_parts_have_the_remaining_timeout() -> None:
     model.divide(4, 1, timeout=60_000_000)
     for _ in range(3):
         model.open.pop().answer()
-    left = [part.request.timeout for part in model.parts]
+    left = [part.request.options.timeout for part in model.parts]
     assert left == sorted(left, reverse=True)
     assert 0 < left[-1] < left[0] <= 60_000_000
 

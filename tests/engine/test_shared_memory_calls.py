@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.core.call import Call, InferResponse, RegionSlice, Shared, SharedInput, Timing
+from headrace.core.call import (
+    Call,
+    CallOptions,
+    InferResponse,
+    RegionSlice,
+    Shared,
+    SharedInput,
+    Timing,
+)
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import (
     ExecutionFailed,
@@ -100,7 +108,7 @@ class Scene:
         self.shared = self.shared._replace(outputs={"y": RegionSlice("r", offset, nbytes)})
 
     def begin(self) -> KeptCall:
-        self.call.shared = self.shared
+        self.call.options = CallOptions(shared=self.shared)
         share(self.regions, self.work.expect, self.work.submit)(self.call)
         return self.call
 

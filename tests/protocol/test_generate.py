@@ -84,7 +84,7 @@ def test_reserved_members() -> None:
     request = decode({"text_input": "x", "id": None, "parameters": None})
     assert (request.id, request.parameters) == ("", {})
     request = decode({"text_input": "x", "priority": 2, "parameters": {"timeout": 5_000}})
-    assert (request.priority, request.timeout, request.parameters) == (2, 5_000, {})
+    assert (request.options.priority, request.options.timeout, request.parameters) == (2, 5_000, {})
     signature = Signature("m", 0, (TensorSpec("id", Datatype.INT64, (1,)),), ())
     request = decode({"id": 5}, signature)  # an input may have that name
     assert (request.id, request.inputs["id"].array.tolist()) == ("", [5])
@@ -129,7 +129,7 @@ def test_members_unknown_to_the_model_are_refused(member: dict[str, object], tex
 def test_server_members_and_model_inputs() -> None:
     document = {"id": "seven", "priority": 1, "headrace_timing": True, "user": "ada"}
     request = decode({"width": 2, **document}, BOX)
-    assert (request.id, request.priority) == ("seven", 1)
+    assert (request.id, request.options.priority) == ("seven", 1)
     assert request.parameters == {"headrace_timing": True, "user": "ada"}
 
 

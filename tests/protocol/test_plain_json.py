@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.call import Call, InferResponse, Timing
+from headrace.core.call import NO_OPTIONS, Call, InferResponse, Timing
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.protocol.elements import FLAT
 from headrace.protocol.json_text import LONG
-from headrace.protocol.parameters import server_timing
-from headrace.protocol.plain_json import HTTP_ANSWER, HTTP_REST, PlainJson
+from headrace.protocol.plain_json import PlainJson
 from headrace.protocol.v2_json import ResponseForm, decode_infer
 from tests.protocol.strategies import PROPERTY, any_text, mutations, outcome, tensors
 
@@ -86,8 +85,7 @@ def check(reader: PlainJson, of: Signature, body: bytes) -> bool:
         assert array.tobytes() == other.tobytes()
         assert array.flags.writeable == other.flags.writeable or array.size > 1024
     assert type(request) is Call
-    assert (request.outputs, request.parameters, request.classes) == ((), {}, None)
-    assert (request.priority, request.timeout, request.sequence_id) == (0, 0, 0)
+    assert (request.outputs, request.parameters, request.options) == ((), {}, NO_OPTIONS)
     return True
 
 
@@ -416,10 +414,10 @@ def test_rows_of_a_batch(datatype: Datatype) -> None:
     tensors = [Tensor("y", datatype, whole), Tensor("z", datatype, whole[:, :1])]
     written = writer.write(tensors, 3)
     assert written is not None
-    each = writer.encode_each(written, 1_500_000, 6)
-    for row, rest in enumerate(each):
+    each = writer.encode_each(written, b"size ", b": ")
+    for row, text in enumerate(each):
         body = writer.encode("", written, row, 1)
-        assert rest == HTTP_REST % (1.5, 6, len(body), body)
+        assert text == b"size %d: %b" % (len(body), body)
     assert len(each) == 6
     for first, rows in ((0, 1), (1, 3), (4, 2)):
         own = [Tensor(t.name, datatype, t.array[first : first + rows]) for t in tensors]
@@ -452,16 +450,6 @@ def test_answers_for_the_complete_encoder() -> None:
     assert PlainJson(signature(), "m", "1").write([], 1) is None
     other = [Tensor(name, Datatype.FP32, good) for name in "zy"]
     assert PlainJson(of, "m", "1").write(other, 1) is None
-
-
-@given(st.integers(0, 10**13), st.integers(0, 10**13), st.integers(1, 10**6), st.binary(max_size=9))
-def test_response_headers(queue_ns: int, compute_ns: int, rows: int, body: bytes) -> None:
-    timing = server_timing(Timing(queue_ns, compute_ns, rows))
-    rest = HTTP_REST % (compute_ns / 1e6, rows, len(body), body)
-    assert HTTP_ANSWER % (queue_ns / 1e6, rest) == (
-        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nserver-timing: %b\r\n"
-        b"content-length: %d\r\n\r\n%b" % (timing, len(body), body)
-    )
 
 
 def test_unknown_inputs_are_refused_by_the_complete_decoder() -> None:

@@ -65,8 +65,8 @@ def by_protobuf(data: bytes) -> Any:
 
 
 def same(one: Any, other: Any) -> None:
-    assert (one.id, one.outputs, one.parameters, one.classes) == (
-        other.id, other.outputs, other.parameters, other.classes,
+    assert (one.id, one.outputs, one.parameters, one.options.classes) == (
+        other.id, other.outputs, other.parameters, other.options.classes,
     )  # fmt: skip
     assert list(one.inputs) == list(other.inputs)
     for name, tensor in one.inputs.items():

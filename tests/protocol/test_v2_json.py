@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.call import MAX_TENSORS, Call, RegionSlice, SharedInput
+from headrace.core.call import MAX_TENSORS, Call, CallOptions, RegionSlice, SharedInput
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, Overloaded, ServerError
 from headrace.core.limits import uncharged
@@ -80,7 +80,7 @@ def test_the_smallest_request() -> None:
     request, form = decode({"inputs": []})
     assert (request.model_name, request.model_version, request.id) == ("m", "3", "")
     assert (request.inputs, request.outputs, request.parameters) == ({}, (), {})
-    assert request.classes is None
+    assert request.options.classes is None
     assert form == ResponseForm(binary=False, named={})
 
 
@@ -103,8 +103,7 @@ def test_a_request_with_every_field() -> None:
     assert request.inputs["x"].array.tolist() == [1.0, 2.0]
     assert request.inputs["s"].array.tolist() == [["é".encode()]]
     assert request.outputs == ("y", "z")
-    assert (request.priority, request.timeout) == (2, 1000)
-    assert (request.sequence_id, request.sequence_start, request.sequence_end) == (7, True, False)
+    assert request.options == CallOptions(2, 1000, 7, True, False)
     assert request.parameters == {"temperature": 0.5, "mode": "fast"}
     assert request.nbytes == len(json.dumps(given))
     # binary_data_output is only for outputs that are not named.
@@ -184,14 +183,14 @@ def test_inputs_in_shared_memory() -> None:
         parameters={"priority": 2},
     )
     request, form = decode(given, bytes(8))
-    assert request.shared is not None
-    assert (request.id, request.priority, request.classes) == ("", 2, {})
+    assert request.options.shared is not None
+    assert (request.id, request.options.priority, request.options.classes) == ("", 2, {})
     assert list(request.inputs) == ["here", "raw"]
-    assert request.shared.inputs == {
+    assert request.options.shared.inputs == {
         "x": SharedInput(Datatype.FP32, (2,), RegionSlice("r", 16, 8)),
         "s": SharedInput(Datatype.BYTES, (1, 2), RegionSlice("r", 0, 99)),
     }
-    assert request.shared.outputs == {}
+    assert request.options.shared.outputs == {}
     assert form == ResponseForm()
     shared = an_input(data=None, parameters=in_region())
     for pair in ((shared, shared), (shared, an_input()), (an_input(), shared)):
@@ -206,25 +205,25 @@ def test_outputs_in_shared_memory() -> None:
         {"name": "b", "parameters": {"binary_data": True}},
     ]
     request, form = decode(document(outputs=wanted, parameters={"mine": 1}))
-    assert request.shared is not None
+    assert request.options.shared is not None
     assert list(request.inputs) == ["x"]
     assert request.outputs == ("y", "z", "b")
-    assert request.classes == {"z": 3}
+    assert request.options.classes == {"z": 3}
     assert request.parameters == {"mine": 1}
-    assert request.shared.outputs == {"y": RegionSlice("r", 0, 0)}
+    assert request.options.shared.outputs == {"y": RegionSlice("r", 0, 0)}
     assert form == ResponseForm(False, {"y": False, "z": False, "b": True}, frozenset("y"))
 
 
 def test_inputs_and_outputs_in_shared_memory() -> None:
     given = an_input(data=None, parameters=in_region())
     request, _ = decode(document(given, outputs=[{"name": "y", "parameters": in_region(8)}]))
-    assert request.shared is not None
+    assert request.options.shared is not None
     assert request.inputs == {}
-    assert list(request.shared.inputs) == ["x"]
-    assert list(request.shared.outputs) == ["y"]
+    assert list(request.options.shared.inputs) == ["x"]
+    assert list(request.options.shared.outputs) == ["y"]
     request, form = decode(document(given, outputs=[{"name": "y"}]))
-    assert request.shared is not None
-    assert (request.outputs, request.classes) == (("y",), {})
+    assert request.options.shared is not None
+    assert (request.outputs, request.options.classes) == (("y",), {})
     assert type(form) is ResponseForm
 
 
@@ -233,7 +232,7 @@ def test_classification() -> None:
     wanted = [{"name": "y", "parameters": {"classification": 3}}, off]
     request, _ = decode(document(outputs=wanted))
     assert request.outputs == ("y", "z")
-    assert request.classes == {"y": 3}
+    assert request.options.classes == {"y": 3}
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_the_smallest_request() -> None:
     request = over_the_wire(message())
     assert (request.model_name, request.model_version, request.id) == ("m", "", "")
     assert (request.inputs, request.outputs, request.parameters) == ({}, (), {})
-    assert request.classes is None
+    assert request.options.classes is None
 
 
 def test_a_request_with_every_field() -> None:
@@ -110,10 +110,10 @@ def test_a_request_with_every_field() -> None:
     assert request.inputs["x"].array.tolist() == [1.0, 2.0]
     assert request.inputs["s"].array.tolist() == [[b"\xff"]]
     assert request.outputs == ("y", "z")
-    assert request.classes == {"z": 5}
-    assert (request.priority, request.timeout) == (2, 1000)
-    assert request.sequence_id == "a sequence"
-    assert (request.sequence_start, request.sequence_end) == (True, True)
+    assert request.options.classes == {"z": 5}
+    assert (request.options.priority, request.options.timeout) == (2, 1000)
+    assert request.options.sequence_id == "a sequence"
+    assert (request.options.sequence_start, request.options.sequence_end) == (True, True)
     assert request.parameters == {"temperature": 0.5, "mode": "fast"}
     assert request.nbytes == len(given.SerializeToString())
 
@@ -219,24 +219,24 @@ def test_tensors_in_shared_memory() -> None:
     put_in_region(given.outputs.add(name="y"), 8, 0)
     given.outputs.add(name="z").parameters["classification"].int64_param = 2
     request = over_the_wire(given)
-    assert request.shared is not None
+    assert request.options.shared is not None
     assert {name: tensor.array.tolist() for name, tensor in request.inputs.items()} == {
         "b": [1], "d": [2]
     }  # fmt: skip
-    assert request.shared.inputs == {
+    assert request.options.shared.inputs == {
         "a": SharedInput(Datatype.FP32, (2,), RegionSlice("r", 16, 8)),
         "c": SharedInput(Datatype.BYTES, (1,), RegionSlice("r", 0, 99)),
     }
-    assert (request.outputs, request.classes) == (("y", "z"), {"z": 2})
-    assert request.shared.outputs == {"y": RegionSlice("r", 8, 0)}
+    assert (request.outputs, request.options.classes) == (("y", "z"), {"z": 2})
+    assert request.options.shared.outputs == {"y": RegionSlice("r", 8, 0)}
 
 
 def test_typed_contents_beside_shared_memory() -> None:
     place = put_in_region(Input(name="a", datatype="FP32", shape=[2]))
     request = over_the_wire(message(place, an_input("b", "FP32", 1, fp32_contents=[3])))
-    assert request.shared is not None
+    assert request.options.shared is not None
     assert list(request.inputs) == ["b"]
-    assert list(request.shared.inputs) == ["a"]
+    assert list(request.options.shared.inputs) == ["a"]
 
 
 @pytest.mark.parametrize(("name", "choice", "part"), [

@@ -67,11 +67,10 @@ def assert_alike(one: Call | ServerError, other: Call | ServerError) -> None:
     assert list(one.inputs) == list(other.inputs)
     for name in one.inputs:
         assert_same(one.inputs[name], other.inputs[name])
-    for attribute in (
-        "model_name", "model_version", "id", "outputs", "parameters", "priority", "timeout",
-        "sequence_id", "sequence_start", "sequence_end", "classes", "nbytes",
-    ):  # fmt: skip
-        assert getattr(one, attribute) == getattr(other, attribute), attribute
+    for attribute in Call.__slots__:
+        if attribute != "inputs":
+            found, expected = (getattr(call, attribute, "unset") for call in (one, other))
+            assert found == expected, attribute
 
 
 def check(data: bytes, reader: InferReader | None = None) -> None:
@@ -93,8 +92,10 @@ def check_known(reader: InferReader, data: bytes | memoryview, expected: object)
 
 
 def asked_nothing(nbytes: int) -> Call:
-    """An unread call of a message of `nbytes`."""
-    return Call("", "", "", {}, nbytes=nbytes)
+    """An unread call of a message of `nbytes`: whoever fills it sets everything else."""
+    call = Call.__new__(Call)
+    call.nbytes = nbytes
+    return call
 
 
 @PROPERTY
@@ -386,7 +387,7 @@ def test_layouts_of_shared_memory_requests_are_distinct() -> None:
         for sent in (plain, shared):
             found = by_reader(reader, sent.SerializeToString())
             assert isinstance(found, Call)
-            assert (found.shared is not None) is (sent is shared)
+            assert (found.options.shared is not None) is (sent is shared)
 
 
 def test_large_outputs_are_not_copied() -> None:

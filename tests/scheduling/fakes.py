@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from headrace.core.call import Call, InferResponse, Owner, Submit
+from headrace.core.call import Call, CallOptions, InferResponse, Owner, Submit
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
 from headrace.core.signature import Signature, TensorSpec
@@ -221,7 +221,7 @@ def request(name: str, *values: int, width: int = 1, priority: int = 0, timeout:
     """A request with one row per value, `width` elements wide."""
     array = np.repeat(np.array(values, np.int64).reshape(-1, 1), width, axis=1)
     tensor = Tensor("x", Datatype.INT64, array)
-    return Call("double", "", name, {"x": tensor}, priority=priority, timeout=timeout)
+    return Call("double", "", name, {"x": tensor}, options=CallOptions(priority, timeout))
 
 
 def entered(asked: Call, rows: int, key: object, arrived: int, owner: Owner) -> Call:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.call import Call, InferResponse, Timing
+from headrace.core.call import Call, CallOptions, InferResponse, Timing
 from headrace.core.errors import (
     ExecutionFailed,
     InvalidRequest,
@@ -81,8 +81,8 @@ class Scheduler:
     def answer(self, index: int = 0) -> None:
         """Answer a request, and pin or end its sequence."""
         request = self.got.pop(index)
-        pin = None if request.sequence_end else Pin(self.here)
-        self._table.put(request.sequence_id, pin)
+        pin = None if request.options.sequence_end else Pin(self.here)
+        self._table.put(request.options.sequence_id, pin)
         request.pass_response(InferResponse("m", "1", request.id, [], Timing(0, 0, 1)), True)
 
     def fail(self) -> None:
@@ -106,9 +106,8 @@ class World:
 
     def send(self, name: str, id: int | str, kind: str = "") -> tuple[Call, FakeCall]:
         """Submit a request; `kind` has "s" for a start and "e" for an end."""
-        request = Call(
-            "m", "", name, {}, sequence_id=id, sequence_start="s" in kind, sequence_end="e" in kind
-        )
+        options = CallOptions(sequence_id=id, sequence_start="s" in kind, sequence_end="e" in kind)
+        request = Call("m", "", name, {}, options=options)
         call = submitted(self.queue.submit, request, FakeCall(name, self.log), 1)
         return call, call
 
@@ -344,9 +343,9 @@ def test_any_order_of_events_leaves_nothing_behind(
             world.scheduler.answer(which % len(world.scheduler.got))
         elif step == "fail" and world.scheduler.got:
             world.scheduler.fail()
-        sequences = [request.sequence_id for request in world.scheduler.got]
+        sequences = [request.options.sequence_id for request in world.scheduler.got]
         assert len(set(sequences)) == len(sequences)
-        assert sum(r.sequence_start for r in world.scheduler.got) <= most_starts
+        assert sum(r.options.sequence_start for r in world.scheduler.got) <= most_starts
         assert world.queue.waiting == world.scheduler.expected
     while world.scheduler.got:
         world.scheduler.answer()

@@ -32,8 +32,7 @@ SHORT_TEXT = MAX_TEXT // 4  # characters, which take at most as many bytes
 
 # The constructor's arguments.
 ASKED = (
-    "model_name", "model_version", "id", "inputs", "outputs", "parameters", "priority", "timeout",
-    "sequence_id", "sequence_start", "sequence_end", "classes", "nbytes", "shared", "raw",
+    "model_name", "model_version", "id", "inputs", "outputs", "parameters", "options", "nbytes",
 )  # fmt: skip
 
 
@@ -123,6 +122,31 @@ class Raw(Enum):
     GENERATE = "what `headrace.protocol.generate.decode_generate` reads"
 
 
+class CallOptions(NamedTuple):
+    """Rare wishes of a request.
+
+    `priority` 0 means the model's default level. `timeout` is in microseconds and bounds the wait
+    in the queue; 0 means none. `sequence_id` 0 or "" means none.
+
+    `classes` names the outputs of which only the highest classes are wanted, and how many. It is
+    not None whenever a stage has to act on the request, for `shared` too, so that one check
+    suffices. Inputs in shared memory are not among the call's `inputs`. A call with `raw` has its
+    undecoded body as its only input, without a name; the stage that knows the signature decodes it.
+    """
+
+    priority: int = 0
+    timeout: int = 0
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    classes: Mapping[str, int] | None = None
+    shared: Shared | None = None
+    raw: Raw | None = None
+
+
+NO_OPTIONS = CallOptions()  # of nearly all calls
+
+
 class Call:
     """One inference request, from its door to its answer, and the way back.
 
@@ -131,14 +155,8 @@ class Call:
     responses. Doors and other callers derive their own. Owned by the event-loop thread.
 
     `model_version` is empty for "the version that the server's policy picks". `outputs` names the
-    wanted outputs; empty means all. `timeout` is in microseconds and bounds the wait in the queue;
-    0 means none. `priority` 0 means the model's default level. `nbytes` is the size of the request
-    as received, which admission counts. `parameters` holds what is not reserved by the protocol.
-
-    `classes` names the outputs of which only the highest classes are wanted, and how many. It is
-    not None whenever a stage has to act on the request, for `shared` too, so that one check
-    suffices. Inputs in shared memory are not among `inputs`. A `raw` call has its undecoded body
-    as its only input, without a name; the stage that knows the signature decodes it.
+    wanted outputs; empty means all. `parameters` holds what is not reserved by the protocol: that
+    is in `options`. `nbytes` is the size of the request as received, which admission counts.
 
     From `Batcher.submit` on, which sets the remaining fields, a call is queued, then started, then
     ended; `cancel` ends it from either of the first two states. An ended call is `started` unless
@@ -157,10 +175,9 @@ class Call:
     """
 
     __slots__ = (
-        "arrived", "began", "classes", "context", "deadline", "ended", "execution", "first", "held",
-        "id", "inputs", "key", "level", "model_name", "model_version", "nbytes", "outcome",
-        "outputs", "owner", "parameters", "priority", "raw", "rows", "run_number", "sequence_end",
-        "sequence_id", "sequence_start", "shared", "stages", "started", "timeout",
+        "arrived", "began", "context", "deadline", "ended", "execution", "first", "held", "id",
+        "inputs", "key", "level", "model_name", "model_version", "nbytes", "options", "outcome",
+        "outputs", "owner", "parameters", "rows", "run_number", "stages", "started",
     )  # fmt: skip
 
     context: CallContext
@@ -195,15 +212,8 @@ class Call:
         inputs: dict[str, Tensor],
         outputs: tuple[str, ...] = (),
         parameters: dict[str, Parameter] | None = None,
-        priority: int = 0,
-        timeout: int = 0,
-        sequence_id: int | str = 0,
-        sequence_start: bool = False,
-        sequence_end: bool = False,
-        classes: Mapping[str, int] | None = None,
+        options: CallOptions = NO_OPTIONS,
         nbytes: int = 0,
-        shared: Shared | None = None,
-        raw: Raw | None = None,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -211,15 +221,8 @@ class Call:
         self.inputs = inputs
         self.outputs = outputs
         self.parameters = {} if parameters is None else parameters
-        self.priority = priority
-        self.timeout = timeout
-        self.sequence_id = sequence_id
-        self.sequence_start = sequence_start
-        self.sequence_end = sequence_end
-        self.classes = classes
+        self.options = options
         self.nbytes = nbytes
-        self.shared = shared
-        self.raw = raw
         self.context = NO_CONTEXT
         self.owner = NOBODY
         self.stages = self.held = None
@@ -244,15 +247,13 @@ class Call:
         self.inputs = asked.inputs
         self.outputs = asked.outputs
         self.parameters = asked.parameters
-        self.priority = asked.priority
-        self.timeout = asked.timeout
-        self.sequence_id = asked.sequence_id
-        self.sequence_start = asked.sequence_start
-        self.sequence_end = asked.sequence_end
-        self.classes = asked.classes
-        self.shared = asked.shared
-        self.raw = asked.raw
+        self.options = asked.options
         self.context = asked.context
+
+    def bound_wait(self, timeout: int) -> None:
+        """Bound the wait in the queue by a further timeout in microseconds; 0 means none."""
+        if timeout and not 0 < self.options.timeout < timeout:
+            self.options = self.options._replace(timeout=timeout)
 
     def like(self, **changes: Any) -> "Call":
         """Return a detached call with the same request, but for `changes`."""
@@ -575,7 +576,10 @@ class InferResponse:
 
 
 class Computed(Protocol):
-    """A computed batch; implemented by `headrace.scheduling.batch.Batch`."""
+    """A computed batch; implemented by `headrace.scheduling.batch.Batch`.
+
+    `encoded` is what codecs have encoded for all rows, by codec.
+    """
 
     calls: list[Call]
     rows: int
@@ -583,8 +587,7 @@ class Computed(Protocol):
     tensors: list[Tensor]
     started: int
     compute_ns: int
-    texts: Any
-    raws: Any
+    encoded: dict[object, Any]
 
     def response(self, call: Call) -> InferResponse:
         """The response to one call of the batch."""

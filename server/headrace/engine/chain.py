@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
 
-from headrace.core.call import Call, Done, InferResponse, Stage, Submit, Timing
+from headrace.core.call import NO_OPTIONS, Call, Done, InferResponse, Stage, Submit, Timing
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, QueueFull, ServerError
 from headrace.core.limits import uncharged
 from headrace.core.plugins import PluginGroup
@@ -86,14 +86,15 @@ def check(signature: Signature, submit: Submit, special: Submit) -> Submit:
     """
 
     def stage(call: Call) -> None:
-        if call.shared is not None:
-            call.inputs |= placeholders(call.shared)
+        options = call.options
+        if options.shared is not None:
+            call.inputs |= placeholders(options.shared)
         try:
             call.rows = signature.check(call)
         except InvalidRequest as error:
             id = call.id or "<id_unknown>"
             raise InvalidRequest(f"[request id: {id}] {error}") from None
-        if call.classes is None:
+        if options.classes is None:
             submit(call)
         else:
             special(call)
@@ -124,8 +125,8 @@ def classify(
     """The stage of calls with `classes`, before `submit`."""
 
     def stage(call: Call) -> None:
-        if call.classes:
-            call.enter(_Classifying(call.classes, labels, batches, bench), submit)
+        if classes := call.options.classes:
+            call.enter(_Classifying(classes, labels, batches, bench), submit)
         else:
             submit(call)
 
@@ -352,18 +353,22 @@ class DividedCall:
 
     def _part(self, number: int, start: int, stop: int) -> "_Part":
         whole = self.whole
-        timeout = whole.timeout
-        if timeout:
-            timeout = max(timeout - (monotonic_ns() - self._begun) // 1_000, 1)
+        options = whole.options
+        if options is not NO_OPTIONS:
+            passed = (monotonic_ns() - self._begun) // 1_000
+            options = options._replace(
+                timeout=max(options.timeout - passed, 1) if options.timeout else 0,
+                sequence_start=options.sequence_start and not start,
+                sequence_end=options.sequence_end and stop == self._rows,
+                classes=None, shared=None,
+            )  # fmt: skip
         inputs = {
             name: Tensor(name, tensor.datatype, tensor.array[start:stop])
             for name, tensor in whole.inputs.items()
         }
         part = _Part(
             whole.model_name, whole.model_version, whole.id, inputs, whole.outputs,
-            dict(whole.parameters), whole.priority, timeout, whole.sequence_id,
-            whole.sequence_start and not start, whole.sequence_end and stop == self._rows,
-            nbytes=whole.nbytes * (stop - start) // self._rows,
+            dict(whole.parameters), options, whole.nbytes * (stop - start) // self._rows,
         )  # fmt: skip
         part.context = whole.context
         part.divided, part.place, part.rows = self, number, stop - start

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from headrace.core.call import Call, Done, InferResponse, Raw, Stage, Submit
 from headrace.core.errors import InvalidRequest, Overloaded, ServerError
@@ -27,9 +27,9 @@ from headrace.engine.workbench import LARGE, Deferred
 from headrace.protocol.elements import charge_objects
 from headrace.protocol.generate import decode_generate
 from headrace.protocol.parameters import add_timing, wants_timing
-from headrace.protocol.plain_json import PlainJson
 from headrace.protocol.v2_json import body_of, decode_raw, takes_long
-from headrace.protocol.v2_protobuf import PlainWriter
+
+Codec = TypeVar("Codec")
 
 _KNOWN = 1024  # cached call layouts
 
@@ -57,19 +57,26 @@ def not_read() -> ServerError:
 class Direct:
     """The fast path of plain calls, checked by their door, into a version's queue.
 
-    `json` decodes and encodes bodies, `grpc` encodes messages. `known` caches the rows of calls
-    that have passed the check, by the door's key for calls with the same model, names, datatypes
-    and shapes. `submit` takes a call with its rows, at most `most_rows`; raises `ServerError`.
-    `memory` is where a long message is best received, by its size and the position of its first
-    tensor; None where that makes no difference.
+    `codecs` are those that doors have made for the version, by their class. `known` caches the
+    rows of calls that have passed the check, by the door's key for calls with the same model,
+    names, datatypes and shapes. `submit` takes a call with its rows, at most `most_rows`; raises
+    `ServerError`. `memory` is where a long message is best received, by its size and the position
+    of its first tensor; None where that makes no difference.
     """
 
-    json: PlainJson
-    grpc: PlainWriter
+    of: tuple[Signature, str, str]  # the version's signature, model and name
+    codecs: dict[object, Any]
     known: dict[object, int]
     most_rows: int
     submit: Submit
     memory: Callable[[int, int], memoryview | None]
+
+    def codec(self, kind: Callable[[Signature, str, str], Codec]) -> Codec:
+        """The version's codec of a door, made when it is first needed."""
+        if kind not in self.codecs:
+            self.codecs[kind] = kind(*self.of)
+        found: Codec = self.codecs[kind]
+        return found
 
     def remember(self, alike: object, rows: int) -> None:
         """Cache the rows of calls with this key, unless they exceed one batch."""
@@ -251,15 +258,14 @@ def submit_raw(found: Target, call: Call, admission: Admission, charge: Charge =
 
     `charge` is called with the decoded size. Raises `ServerError`, or refuses the call later.
     """
-    signature, raw = found.signature, call.raw
+    signature, raw = found.signature, call.options.raw
     if "" not in call.inputs or signature is None:
         raise InvalidRequest("a raw request without a body")
-    body, timeout, parameters = body_of(call), call.timeout, call.parameters
+    body, timeout, parameters = body_of(call), call.options.timeout, call.parameters
     most = admission.max_object_bytes
 
     def submit(decoded: Call) -> None:
-        if timeout and not 0 < decoded.timeout < timeout:  # from headers, too
-            decoded.timeout = timeout
+        decoded.bound_wait(timeout)  # from headers, too
         decoded.parameters.update(parameters)  # from headers
         call.take(decoded)
         if raw is Raw.GENERATE and wants_timing(call):
@@ -278,7 +284,7 @@ def submit_raw(found: Target, call: Call, admission: Admission, charge: Charge =
 
 def _decoded(signature: Signature, call: Call, charge: Charge, most_objects: int) -> Call:
     names, body = (call.model_name, call.model_version), body_of(call)
-    if call.raw is Raw.GENERATE:
+    if call.options.raw is Raw.GENERATE:
         found = decode_generate(signature, *names, body, charge)
     else:
         found = decode_raw(signature, *names, body)[0]

@@ -422,10 +422,11 @@ def share(regions: Regions, expect: Expect, submit: Submit) -> Submit:
     """The stage of calls with tensors in shared memory, before `submit`."""
 
     def stage(call: Call) -> None:
-        if call.shared is None:
+        shared = call.options.shared
+        if shared is None:
             submit(call)
         else:
-            memory = SharedMemory(call.shared, regions)
+            memory = SharedMemory(shared, regions)
             call.enter(memory, partial(memory.begin, expect, submit))
 
     return stage
@@ -535,9 +536,12 @@ class SharedMemory(Stage, Owner):
         try:
             if self._over:
                 return
-            if error is not None:
+            if isinstance(error, ServerError):
+                call.pass_refusal(error)
+            elif error is not None:
                 raise error
-            submit(call)
+            else:
+                submit(call)
         except ServerError as refusal:
             call.pass_refusal(refusal)
         finally:

@@ -8,6 +8,7 @@ entered. Owned by the event-loop thread.
 
 from collections.abc import Callable, Sequence
 from sys import maxsize
+from typing import Any
 
 from headrace.core.call import Call, Submit
 from headrace.core.errors import ModelNotReady
@@ -17,8 +18,6 @@ from headrace.engine.entrance import Direct
 from headrace.engine.running import RunningVersion
 from headrace.engine.shared_memory import share
 from headrace.observability.statistics import VersionStatistics
-from headrace.protocol.plain_json import PlainJson
-from headrace.protocol.v2_protobuf import PlainWriter
 from headrace.repository.reading import first_response_bounds
 
 
@@ -47,7 +46,7 @@ class VersionChain:
         self._statistics = statistics
         self._not_ready = not_ready
         self._running: RunningVersion | None = None
-        self._codecs: tuple[PlainJson, PlainWriter] | None = None
+        self._codecs: dict[object, Any] = {}  # those of doors, for the signature
 
     @property
     def signature(self) -> Signature:
@@ -80,8 +79,7 @@ class VersionChain:
         """Compose for a version with these parts, None while nothing is loaded."""
         if running is not None and running is not self._running:
             self.decoupled = running.decoupled  # also for doors with responses of an unloaded one
-            told = running.loaded.signature, self.model, self.name
-            self._codecs = None if self.decoupled else (PlainJson(*told), PlainWriter(*told))
+            self._codecs = {}
         self._running, self.ready = running, ready
         self.compose()
 
@@ -117,9 +115,10 @@ class VersionChain:
         submit = self.submit = check(signature, queue, special)
         if running.host.tracing is not None:
             self.submit = running.host.tracing.traced(self.model, self.name, submit)
-        if self.ready and self._codecs is not None and self.submit is submit:
+        if self.ready and not running.decoupled and self.submit is submit:
             most = signature.max_batch_size or maxsize
-            self.direct = Direct(*self._codecs, {}, most, direct, running.memory)
+            told = signature, self.model, self.name
+            self.direct = Direct(told, self._codecs, {}, most, direct, running.memory)
 
     def _queue_checked(self, call: Call) -> None:
         """Queue a call that was checked earlier; raises `ServerError`."""

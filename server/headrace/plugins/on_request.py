@@ -575,7 +575,7 @@ class ColdStart(Owner):
         if found.decoupled and call.refusal:
             raise Unsupported(call.refusal)
         call.pass_routed(found)
-        if call.raw is not None and found.signature is not None:
+        if call.options.raw is not None and found.signature is not None:
             submit_raw(found, call, self._engine.admission)
         else:
             found.submit(call)

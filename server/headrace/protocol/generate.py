@@ -23,6 +23,7 @@ from headrace.protocol.elements import json_elements, json_name, tensor_from_jso
 from headrace.protocol.json_text import LongArray, parse_json
 from headrace.protocol.parameters import (
     TIMING_PARAMETER,
+    call_options,
     check_text,
     is_reserved,
     json_parameter,
@@ -134,8 +135,8 @@ def decode_generate(
                 continue  # not a parameter that a model reads
         members.add(name, value)
     return Call(
-        model, version, request_id, members.inputs, (), members.custom, nbytes=len(body),
-        **members.reserved,
+        model, version, request_id, members.inputs, (), members.custom,
+        call_options(members.reserved, {}), len(body),
     )  # fmt: skip
 
 

@@ -21,11 +21,14 @@ from headrace.core.bytes_array import wrong_strings
 from headrace.core.call import (
     MAX_PARAMETERS,
     MAX_TEXT,
+    NO_OPTIONS,
     SHORT_TEXT,
     Call,
+    CallOptions,
     InferResponse,
     Parameter,
     RegionSlice,
+    Shared,
     SharedInput,
     Timing,
 )
@@ -55,7 +58,7 @@ _MAX_UNSIGNED = 2**64 - 1
 def split_parameters(
     given: dict[str, Any], also_reserved: frozenset[str]
 ) -> tuple[dict[str, Any], dict[str, Parameter]]:
-    """Split parameters into arguments of `Call` and those that models may read.
+    """Split parameters into fields of `CallOptions` and those that models may read.
 
     Names in `also_reserved` belong to the transport and are left out. Raises `InvalidRequest` for a
     value of a wrong type, an integer beyond 64 bits, a text beyond `MAX_TEXT` and names that start
@@ -98,6 +101,15 @@ def split_parameters(
                 " It should be either 'int', 'double', 'bool', or 'string'."
             )
     return reserved, custom
+
+
+def call_options(
+    reserved: Mapping[str, Any], classes: Mapping[str, int], shared: Shared | None = None
+) -> CallOptions:
+    """The options of a request with these `reserved` parameters, classes and shared memory."""
+    if not (reserved or classes or shared):
+        return NO_OPTIONS
+    return CallOptions(classes=classes if shared else classes or None, shared=shared, **reserved)
 
 
 def check_text(what: str, text: str) -> None:

@@ -31,12 +31,6 @@ from headrace.protocol.elements import FLAT
 from headrace.protocol.json_text import LONG
 from headrace.protocol.v2_json import model_text, tensor_text
 
-# An answer over HTTP: milliseconds queued, and the rest: milliseconds executing, rows of the
-# batch, body size, body.
-HTTP_ANSWER = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nserver-timing: queue;dur=%.3f%b"
-)
-HTTP_REST = b', compute;dur=%.3f, batch;desc="%d"\r\ncontent-length: %d\r\n\r\n%b'
 _REMEMBERED = 256  # cached input shapes, output shapes and leading texts
 _REMEMBERED_SIZE = 1024  # bytes of a leading text
 _ID, _DATA, _END, _NESTED = b'{"id":', b'"data":', b"]}]}", b"]"
@@ -167,17 +161,16 @@ class PlainJson:
         pieces.append(b"]}]}")
         return b"".join(pieces)
 
-    def encode_each(self, written: Rows, compute_ns: int, rows: int) -> list[bytes]:
-        """The rests of the answers over HTTP to calls of one row each, without ids."""
-        before = b', compute;dur=%.3f, batch;desc="%d"\r\ncontent-length: ' % (
-            compute_ns / 1e6,
-            rows,
-        )
+    def encode_each(self, written: Rows, before: bytes, between: bytes) -> list[bytes]:
+        """The bodies of the answers to calls of one row each, without ids.
+
+        Each has `before`, its size and `between` in front.
+        """
         bodies = [b"{"] * len(written[0][1])
         for heads, texts in written:
             head = heads[1]
             bodies = [body + head + text for body, text in zip(bodies, texts, strict=True)]
-        return [b"%b%d\r\n\r\n%b]}]}" % (before, len(body) + 4, body) for body in bodies]
+        return [b"%b%d%b%b]}]}" % (before, len(body) + 4, between, body) for body in bodies]
 
     def _decode_document(
         self, body: bytes, head: bytes, head_id: str

@@ -28,6 +28,7 @@ from headrace.core.call import (
     MAX_TENSORS,
     SHORT_TEXT,
     Call,
+    CallOptions,
     InferResponse,
     Parameter,
     Raw,
@@ -66,6 +67,7 @@ from headrace.protocol.elements import (
 from headrace.protocol.json_text import LONG, LongArray, parse_json
 from headrace.protocol.parameters import (
     REGION,
+    call_options,
     check_text,
     json_parameters,
     shared_input,
@@ -218,7 +220,7 @@ def decode_infer(
         form.shared = frozenset(places)
     call = Call(
         model, version, request_id, tensors, tuple(form.named), custom,
-        classes=classes if shared else classes or None, nbytes=size, shared=shared, **reserved,
+        call_options(reserved, classes, shared), size,
     )  # fmt: skip
     return call, form
 
@@ -359,7 +361,7 @@ def decode_raw(
 def pass_raw(model: str, version: str, body: Buffer, raw: Raw = Raw.INFER) -> Call:
     """Wrap an undecoded body, for callers without the signature; `body_of` returns it."""
     tensor = Tensor("", Datatype.UINT8, np.frombuffer(body, np.uint8))
-    return Call(model, version, "", {"": tensor}, nbytes=len(body), raw=raw)
+    return Call(model, version, "", {"": tensor}, options=CallOptions(raw=raw), nbytes=len(body))
 
 
 def body_of(request: Call) -> Buffer:

@@ -53,6 +53,7 @@ from headrace.protocol.elements import charge_objects, tensor_from_values
 from headrace.protocol.parameters import (
     PARAMETERS,
     REGION,
+    call_options,
     check_text,
     shared_input,
     shared_output,
@@ -172,15 +173,11 @@ def decode_infer(
             name, datatype, list(item.shape), raw[index], message.model_name, message.id
         )
     outputs, classes, places = _outputs(message)
-    names = message.model_name, message.model_version, message.id
-    if shared or places:
-        return Call(
-            *names, tensors, outputs, custom, classes=classes, nbytes=nbytes, **reserved,
-            shared=Shared(shared, places),
-        )  # fmt: skip
+    options = call_options(reserved, classes, Shared(shared, places) if shared or places else None)
     return Call(
-        *names, tensors, outputs, custom, classes=classes or None, nbytes=nbytes, **reserved
-    )
+        message.model_name, message.model_version, message.id, tensors, outputs, custom, options,
+        nbytes,
+    )  # fmt: skip
 
 
 def wants_empty_final(message: pb.ModelInferRequest) -> bool:
@@ -392,7 +389,7 @@ class _Template:
         # True if only data of fixed-size datatypes varies, and nothing but model outputs is
         # requested.
         self.plain = (
-            request.classes is None
+            request.options.classes is None
             and not request.parameters
             and Datatype.BYTES not in {i[1] for i in self.inputs}
         )
@@ -519,8 +516,7 @@ class InferMessage:
                 )
         return Call(
             known.model_name, known.model_version, self.id, inputs, known.outputs,
-            dict(known.parameters), known.priority, known.timeout, known.sequence_id,
-            known.sequence_start, known.sequence_end, known.classes, nbytes,
+            dict(known.parameters), known.options, nbytes,
         )  # fmt: skip
 
 
@@ -600,12 +596,8 @@ class InferReader:
                 call.inputs = inputs
                 call.outputs = known.outputs
                 call.parameters = {}
-                call.priority = known.priority
-                call.timeout = known.timeout
-                call.sequence_id = known.sequence_id
-                call.sequence_start = known.sequence_start
-                call.sequence_end = known.sequence_end
-                call.classes = call.shared = call.raw = call.stages = call.held = None
+                call.options = known.options
+                call.stages = call.held = None
                 call.context = NO_CONTEXT
                 call.owner = NOBODY
                 call.started = call.ended = False
@@ -616,7 +608,7 @@ class InferReader:
         self, message: pb.ModelInferRequest, request: Call, fields: Fields, data: Buffer
     ) -> None:
         """Cache the head of a request's message, and its layout."""
-        plain = request.shared is None and len(fields.raw) == len(message.inputs)
+        plain = request.options.shared is None and len(fields.raw) == len(message.inputs)
         if plain and len(fields.head) <= _REMEMBERED_SIZE:
             template = _Template(request, wants_empty_final(message))
             self._templates.keep(fields.head, template)
@@ -709,10 +701,10 @@ class PlainWriter:
     def pieces(self, batch: Computed, call: Call) -> list[Buffer] | None:
         """`InferWriter.pieces` for a call of `batch`; None if its answer is not plain.
 
-        The bytes of all rows are taken at once, and cached in the batch's `raws`: the bytes before
-        each tensor, by rows, and its data with the size of a row.
+        The bytes of all rows are taken at once, and kept in the batch: the bytes before each
+        tensor, by rows, and its data with the size of a row.
         """
-        written = batch.raws
+        written: Any = batch.encoded.get(self)
         if written is None:
             dtypes, tensors = self._dtypes, batch.tensors
             several = len(batch.calls) > 1
@@ -731,7 +723,7 @@ class PlainWriter:
                 if heads is None:
                     heads = self._heads.keep(key, _Memory())
                 written = heads, raws
-            batch.raws = written
+            batch.encoded[self] = written
         if not written:
             return None
         known, raws = written

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -18,20 +18,20 @@ from headrace.client.transport import InferRequest, Responses
 from headrace.client.values import ModelSignature
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError, ServerExiting, Unsupported
-from headrace.core.tensors import Tensor
+from headrace.core.tensors import Tensor, TensorArray
 from headrace.engine.engine import Engine
 from headrace.protocol.generate import decode_generate, encode_generate
-from headrace.protocol.parameters import add_timing, split_parameters, wants_timing
+from headrace.protocol.parameters import add_timing, call_options, split_parameters, wants_timing
 from headrace.protocol.status import STATUS
 
 _SEVERAL = "the model may answer any number of times: call stream"
 _NOTHING: frozenset[str] = frozenset()
 
 
-class _EngineCall(Call):
+class EngineCall(Call):
     """A call of this process, with a deadline by the monotonic clock, 0 for none."""
 
-    __slots__ = ("_until",)
+    __slots__ = ("until",)
 
     door = "ENGINE"
 
@@ -39,14 +39,14 @@ class _EngineCall(Call):
         self.begin()
         self.take(asked)
         self.nbytes = asked.nbytes
-        self._until = monotonic() + seconds if seconds else 0.0
+        self.until = monotonic() + seconds if seconds else 0.0
 
     def remaining(self) -> float:
         """Implements `Call.remaining`."""
-        return max(self._until - monotonic(), 1e-3) if self._until else 0.0
+        return max(self.until - monotonic(), 1e-3) if self.until else 0.0
 
 
-class _SingleCall(_EngineCall):
+class _SingleCall(EngineCall):
     """A call with exactly one response."""
 
     __slots__ = ("future",)
@@ -68,7 +68,7 @@ class _SingleCall(_EngineCall):
             self.future.set_exception(status_error(error))
 
 
-class _StreamedCall(_EngineCall):
+class _StreamedCall(EngineCall):
     """A call with any number of responses, which an iterator takes."""
 
     __slots__ = ("over", "responses")
@@ -108,8 +108,8 @@ class InProcessTransport:
     """
 
     def __init__(self, engine: Engine, max_request_bytes: int) -> None:
-        self._engine = engine
-        self._under_way = set[_EngineCall]()
+        self.engine = engine
+        self.under_way = set[EngineCall]()
         self._unary = unary_handlers(engine, max_request_bytes)
 
     async def ask(
@@ -144,7 +144,7 @@ class InProcessTransport:
             finally:
                 if not call.future.done() or call.future.cancelled():
                     call.cancel()
-        return _apart(response, request)
+        return apart(response, [tensor.array for tensor in request.inputs])
 
     async def stream(
         self, request: InferRequest, signature: ModelSignature, seconds: float
@@ -154,7 +154,7 @@ class InProcessTransport:
         with self._submitted(call):
             try:
                 async for response in call.responses:
-                    yield _apart(response, request)
+                    yield apart(response, [tensor.array for tensor in request.inputs])
             finally:
                 if not call.over:
                     call.cancel()
@@ -164,8 +164,8 @@ class InProcessTransport:
     ) -> AsyncGenerator[Document, None]:
         """The responses to a request of flat JSON."""
         try:
-            await self._engine.bring(model, version)
-            signature = self._engine.find_version(model, version).chain.signature
+            await self.engine.bring(model, version)
+            signature = self.engine.find_version(model, version).chain.signature
             asked = decode_generate(signature, model, version, orjson.dumps(document))
         except ServerError as error:
             raise status_error(error) from None
@@ -189,21 +189,21 @@ class InProcessTransport:
 
     async def close(self) -> None:
         """End the calls that are still under way."""
-        for call in list(self._under_way):
+        for call in list(self.under_way):
             call.cancel()
             call.fail(ServerExiting("the engine was closed"))
 
     @contextmanager
-    def _submitted(self, call: _EngineCall) -> Iterator[None]:
+    def _submitted(self, call: EngineCall) -> Iterator[None]:
         """Submit a call, and charge it until it is over."""
-        admission = self._engine.admission
+        admission = self.engine.admission
         try:
             admission.enter(call.nbytes)
         except ServerError as error:
             raise status_error(error) from None
-        self._under_way.add(call)
+        self.under_way.add(call)
         try:
-            found = self._engine.find(call.model_name, call.model_version)
+            found = self.engine.find(call.model_name, call.model_version)
             if found.decoupled and call.refusal:
                 raise Unsupported(call.refusal)
             found.submit(call)
@@ -211,7 +211,7 @@ class InProcessTransport:
         except ServerError as error:
             raise status_error(error) from None
         finally:
-            self._under_way.discard(call)
+            self.under_way.discard(call)
             admission.leave(call.nbytes)
 
 
@@ -223,14 +223,14 @@ def _asked(request: InferRequest) -> Call:
         raise status_error(error) from None
     return Call(
         request.model, request.version, request.id, {t.name: t for t in request.inputs},
-        tuple(request.outputs), custom, classes=request.classes or None,
-        nbytes=sum(t.array.nbytes for t in request.inputs), **reserved,
+        tuple(request.outputs), custom, call_options(reserved, request.classes),
+        sum(t.array.nbytes for t in request.inputs),
     )  # fmt: skip
 
 
-def _apart(response: InferResponse, request: InferRequest) -> InferResponse:
+def apart(response: InferResponse, inputs: Iterable[TensorArray]) -> InferResponse:
     """A response whose outputs are not in the caller's arrays, which may change from now on."""
-    given = [t.array for t in request.inputs if isinstance(t.array, np.ndarray)]
+    given = [array for array in inputs if isinstance(array, np.ndarray)]
     for place, tensor in enumerate(response.outputs):
         array = tensor.array
         if isinstance(array, np.ndarray) and any(np.may_share_memory(array, g) for g in given):

@@ -116,13 +116,13 @@ class Batch:
     """Requests that run together. `outputs`, with `names`, are all that any of them requests.
 
     After the execution and `take`, `tensors` are the outputs of all rows, computed by `version`;
-    each call gets those from its `first` row on. `texts` and `raws` cache codecs' output for all
-    rows; None until tried, False if not possible. `again` is true if its calls have run before.
+    each call gets those from its `first` row on. `encoded` is as in `Computed`. `again` is true
+    if its calls have run before.
     """
 
     __slots__ = (
-        "again", "calls", "compute_ns", "gather_ns", "names", "outputs", "raws", "rows",
-        "signature", "started", "tensors", "texts", "version",
+        "again", "calls", "compute_ns", "encoded", "gather_ns", "names", "outputs", "rows",
+        "signature", "started", "tensors", "version",
     )  # fmt: skip
 
     version: str
@@ -130,8 +130,7 @@ class Batch:
     started: int
     compute_ns: int
     gather_ns: int
-    texts: Any
-    raws: Any
+    encoded: dict[object, Any]
 
     def __init__(self, signature: Signature, calls: list[Call], again: bool = False) -> None:
         self.signature = signature
@@ -199,7 +198,7 @@ class Batch:
                     continue
             tensors.append(_output(signature, spec, array, rows))
         self.version = version
-        self.texts = self.raws = None
+        self.encoded = {}
         self.started = outcome.started
         self.compute_ns = outcome.computed - outcome.started
         self.gather_ns = outcome.gathered - outcome.started

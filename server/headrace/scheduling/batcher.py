@@ -783,7 +783,7 @@ class Batcher:
         assert call.deadline is not None
         limit = call.deadline - call.arrived
         configured = self._policy.queue_policy(call.level).configured
-        own = not configured or call.timeout * 1_000 == limit
+        own = not configured or call.options.timeout * 1_000 == limit
         whose = "its own timeout" if own else "the timeout of the model's queue policy"
         return QueueTimeout(
             f"Request timeout expired: it has waited in the queue of model"

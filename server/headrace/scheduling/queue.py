@@ -56,7 +56,7 @@ class RequestQueue:
 
         `light` requests share the turns; without effect beside levels, limits and timeouts.
         """
-        if self._plain and not call.timeout:
+        if self._plain and not call.options.timeout:
             if light:
                 call.level = LIGHT
                 self._light.append(call)
@@ -66,7 +66,7 @@ class RequestQueue:
                 self._sizes[1] += 1
             self.waiting += 1
             return None
-        level = self._policy.level(call.priority)
+        level = self._policy.level(call.options.priority)
         policy = self._policy.queue_policy(level)
         place = self._place(level)
         if policy.max_size and self._sizes[level] >= policy.max_size:
@@ -75,7 +75,7 @@ class RequestQueue:
                 f" of {policy.max_size} for model '{call.model_name}'"
             )
         call.level = level
-        call.deadline = policy.deadline(call.arrived, call.timeout)
+        call.deadline = policy.deadline(call.arrived, call.options.timeout)
         if call.deadline is not None:
             self._count += 1  # breaks ties, so that two requests are never compared
             heapq.heappush(self.deadlines, (call.deadline, self._count, call))

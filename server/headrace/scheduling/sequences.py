@@ -138,7 +138,7 @@ class SequenceQueue:
     def submit(self, request: Call) -> None:
         """Queue a checked request; raises `InvalidRequest`, `Unavailable` or `RemoteLost`."""
         self._table.forget_idle()
-        id = request.sequence_id
+        id = request.options.sequence_id
         if not id and not self._rules.named:
             self._scheduler.submit(request)
             return
@@ -180,7 +180,7 @@ class SequenceQueue:
         if turn.counted:
             self._starts -= 1
         self._waiting_starts.pop(turn, None)
-        id = turn.request.sequence_id
+        id = turn.request.options.sequence_id
         line = self._lines[id]
         was_first = next(iter(line)) is turn
         del line[turn]
@@ -188,7 +188,7 @@ class SequenceQueue:
             self._advance(id, line)
         while self._waiting_starts and self._starts < self._most_starts:
             start, _ = self._waiting_starts.popitem(last=False)
-            id = start.request.sequence_id
+            id = start.request.options.sequence_id
             self._advance(id, self._lines[id])
 
     def in_vain(self, turn: "_Turn", reason: str) -> None:
@@ -214,9 +214,9 @@ class SequenceQueue:
 
     def _begin(self, turn: "_Turn") -> None:
         """Submit the first of its line, or queue it behind other starts; raises `ServerError`."""
-        request, id = turn.request, turn.request.sequence_id
+        request, id = turn.request, turn.request.options.sequence_id
         pin = self._table.pin(id)
-        if request.sequence_start:
+        if request.options.sequence_start:
             if self._starts >= self._most_starts:
                 self._waiting_starts[turn] = None
                 self._wait(turn)
@@ -227,12 +227,12 @@ class SequenceQueue:
                 f"inference request for sequence {id} to model '{self._model}' must specify the"
                 " START flag on the first request of the sequence"
             )
-        chosen = way(pin, request.sequence_start)
+        chosen = way(pin, request.options.sequence_start)
         if chosen is Way.NOWHERE:
             raise self._table.lose(id, self._model)
         server = pin.server if pin is not None and chosen is Way.PINNED else None
         self._scheduler.submit(request, server)
-        if request.sequence_start:
+        if request.options.sequence_start:
             turn.counted = True
             self._starts += 1
         if turn.waits:
@@ -282,9 +282,9 @@ class _Turn(Stage, Owner):
 
 def _tell(request: Call) -> None:
     """Add the parameters that tell an upstream the request's sequence."""
-    told: dict[str, Parameter] = {**request.parameters, SEQUENCE_ID: request.sequence_id}
-    if request.sequence_start:
+    told: dict[str, Parameter] = {**request.parameters, SEQUENCE_ID: request.options.sequence_id}
+    if request.options.sequence_start:
         told[SEQUENCE_START] = True
-    if request.sequence_end:
+    if request.options.sequence_end:
         told[SEQUENCE_END] = True
     request.parameters = told

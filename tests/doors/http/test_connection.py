@@ -8,6 +8,8 @@ import termios
 from contextlib import suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -15,10 +17,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from headrace.api.header_rules import DoorRules
-from headrace.doors.http.connection import Connection, FastPath
+from headrace.core.call import Timing
+from headrace.doors.http.connection import PLAIN_ANSWER, PLAIN_REST, Connection, FastPath
 from headrace.doors.http.head import Heads
 from headrace.doors.http.server import HttpServer
 from headrace.engine.admission import Admission
+from headrace.protocol.parameters import server_timing
 from tests.doors.fakes import FakeEngine, until
 from tests.doors.http.accepted import accepted
 
@@ -304,3 +308,13 @@ async def test_an_answer_behind_earlier_ones_is_charged() -> None:
     assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
     writer.close()
     await server.stop(1)
+
+
+@given(st.integers(0, 10**13), st.integers(0, 10**13), st.integers(1, 10**6), st.binary(max_size=9))
+def test_heads_of_plain_answers(queue_ns: int, compute_ns: int, rows: int, body: bytes) -> None:
+    timing = server_timing(Timing(queue_ns, compute_ns, rows))
+    rest = PLAIN_REST % (compute_ns / 1e6, rows, len(body), body)
+    assert PLAIN_ANSWER % (queue_ns / 1e6, rest) == (
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nserver-timing: %b\r\n"
+        b"content-length: %d\r\n\r\n%b" % (timing, len(body), body)
+    )

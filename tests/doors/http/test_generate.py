@@ -322,7 +322,7 @@ async def test_without_a_signature_the_body_is_forwarded_undecoded() -> None:
     async with calling(body=b'{"x":') as call:
         call.engine.many.signature = None
         work = await call.work()
-        assert work.request.raw is Raw.GENERATE
+        assert work.request.options.raw is Raw.GENERATE
         assert bytes(work.request.inputs[""].array.data) == b'{"x":'
         work.request.refuse(NotFound("no such model"))
         assert await call.answer() == (404, b"application/json", b'{"error":"no such model"}')

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.core.call import NO_CONTEXT, Call, CallContext
+from headrace.core.call import NO_CONTEXT, Call, CallContext, CallOptions
 from headrace.engine.tracing import TracedCall
 from headrace.observability.traces import TraceContext
 from headrace.placement.upstream.connection import RemoteRequest
@@ -23,7 +23,7 @@ def forwarding(**parameters: str) -> Forwarding:
 
 
 def request(parameters: Any = None, context: CallContext = NO_CONTEXT, **fields: Any) -> Call:
-    made = Call("m", "", "", {}, parameters=parameters or {}, **fields)
+    made = Call("m", "", "", {}, parameters=parameters or {}, options=CallOptions(**fields))
     made.context = context
     return made
 

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from headrace.core.call import (
     ASKED,
+    NO_OPTIONS,
     Call,
+    CallOptions,
     InferResponse,
     Raw,
     RegionSlice,
@@ -57,9 +59,13 @@ named = st.lists(tensors(), max_size=3).map(
     lambda found: {f"x{n}": tensor._replace(name=f"x{n}") for n, tensor in enumerate(found)}
 )
 classes = st.none() | st.dictionaries(texts, st.integers(1, 9), min_size=1, max_size=2)
+options = st.builds(
+    CallOptions, unsigned, unsigned, unsigned | texts, st.booleans(), st.booleans(), classes,
+    st.none(), st.none(),
+)  # fmt: skip
 requests = st.builds(
     Call, texts, texts, texts, named, st.lists(texts, max_size=2).map(tuple), parameters,
-    unsigned, unsigned, unsigned | texts, st.booleans(), st.booleans(), classes, unsigned,
+    st.just(NO_OPTIONS) | options, unsigned,
 )  # fmt: skip
 # A joined array has its origin in the engine.
 timings = st.builds(Timing, unsigned, unsigned, st.integers(0, 2**32 - 1), st.just(0))
@@ -138,11 +144,12 @@ shared = st.builds(
 @given(requests, st.dictionaries(texts, st.integers(1, 9), max_size=2), shared)
 def test_requests_with_shared_memory(given: Call, classes: dict[str, int], shared: Shared) -> None:
     writer, reader = RequestWriter(), RequestReader()
-    request = given.like(classes=classes, shared=shared)
+    asked = given.options._replace(classes=classes, shared=shared)
+    request = given.like(options=asked)
     for _ in range(2):
         check_request(writer, reader, request)
-    plain, pieces = writer.parts(given.like(classes=None))
-    assert reader.read(plain, b"".join(pieces), None, Linked).shared is None
+    plain, pieces = writer.parts(given.like(options=asked._replace(classes=None, shared=None)))
+    assert reader.read(plain, b"".join(pieces), None, Linked).options.shared is None
 
 
 @PROPERTY
@@ -202,7 +209,7 @@ def test_decoded_requests_can_be_modified() -> None:
 def test_raw_bodies() -> None:
     meta, pieces = RequestWriter().parts(pass_raw("m", "2", b"\x01\x02\x03"))
     found = RequestReader().read(meta, b"".join(pieces), Raw.GENERATE, Linked)
-    assert found.raw is Raw.GENERATE
+    assert found.options.raw is Raw.GENERATE
     assert bytes(body_of(found)) == b"\x01\x02\x03"
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.core.call import Call, InferResponse
+from headrace.core.call import Call, CallOptions, InferResponse
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.core.tensors import Array, elsewhere
@@ -95,7 +95,7 @@ class World(worlds.World):
     def send(
         self, parameters: dict[str, Any] | None = None, sequence: int = 0, **headers: str
     ) -> DoorCall:
-        asked = question(parameters=parameters or {}, sequence_id=sequence)
+        asked = question(parameters=parameters or {}, options=CallOptions(sequence_id=sequence))
         call = DoorCall(asked, headers)
         self.engine.find("m").submit(call)
         return call

@@ -23,7 +23,7 @@ from time import perf_counter
 from typing import cast
 
 from headrace.core.blocks import BLOCKS
-from headrace.core.call import NO_CONTEXT, NOBODY, Computed, Timing
+from headrace.core.call import NO_CONTEXT, NO_OPTIONS, NOBODY, Computed, Timing
 from headrace.core.errors import ServerError, ServerExiting
 from headrace.core.limits import SLOWEST, Patience
 from headrace.core.tensors import Buffer
@@ -45,13 +45,20 @@ from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.entrance import Progress, memory_for
 from headrace.engine.workbench import Deferred
 from headrace.observability.statistics import INFER, OTHER
-from headrace.protocol.plain_json import HTTP_ANSWER, HTTP_REST, PlainJson
+from headrace.protocol.plain_json import PlainJson
 from headrace.protocol.v2_json import error_body
 
 _LAST_SECS = 0.05  # that an idle connection stays open for a request in transit at shutdown
 _HEADS = 1 << 10  # bytes for the application that are parsed at once: requests may have 18 bytes
 _BODY = 16 << 10  # ... of a body
 _PART_UNITS = 32  # of `Turns.share`, for either: a body may come in chunks of a byte
+# A plain answer: milliseconds queued, and the rest: milliseconds executing, rows of the batch, body
+# size, body.
+PLAIN_ANSWER = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nserver-timing: queue;dur=%.3f%b"
+)
+_EACH = b', compute;dur=%.3f, batch;desc="%d"\r\ncontent-length: '
+PLAIN_REST = _EACH + b"%d" + END + b"%b"
 _LONG_READ = 128 << 10  # bytes read at once after which others have their turn
 _UNDER_WAY = 64  # concurrent requests per connection; further ones are not read
 _COPIED = 4096  # bytes up to which a copy of a body costs less than a view of it
@@ -155,14 +162,16 @@ class HttpCall(Exchange):
         """Answer with the call's part of `batch`, in one step if the call is plain."""
         json = self.json
         if json is not None and not (self._timed or self._backend):
-            if batch.texts is None:
+            encoded = batch.encoded.get(json)
+            if encoded is None:
                 calls = len(batch.calls)
                 texts = json.write(batch.tensors, calls)
                 rests: Sequence[bytes] = ()
                 if texts and 1 < calls == batch.rows and not self.connection.access_log:
-                    rests = json.encode_each(texts, batch.compute_ns, calls)
-                batch.texts = texts, rests
-            texts, _ = batch.texts
+                    before = _EACH % (batch.compute_ns / 1e6, calls)
+                    rests = json.encode_each(texts, before, END)
+                encoded = batch.encoded[json] = texts, rests
+            texts, _ = encoded
             if texts:
                 if not self.connection.answer(self, json, batch):
                     timing = Timing(batch.started - self.arrived, batch.compute_ns, batch.rows)
@@ -429,15 +438,15 @@ class Connection(asyncio.Protocol):
             or self._admission.exiting
         ):
             return False
-        texts, rests = batch.texts
+        texts, rests = batch.encoded[json]
         if rests and not request.id and request.rows == 1:
             rest = rests[request.first]
         else:
             body = json.encode(request.id, texts, request.first, request.rows)
-            rest = HTTP_REST % (batch.compute_ns / 1e6, batch.rows, len(body), body)
+            rest = PLAIN_REST % (batch.compute_ns / 1e6, batch.rows, len(body), body)
         requests.popleft()
         request.account.leave(request.nbytes)
-        self.transport.write(HTTP_ANSWER % ((batch.started - request.arrived) / 1e6, rest))
+        self.transport.write(PLAIN_ANSWER % ((batch.started - request.arrived) / 1e6, rest))
         self._answers[200] += 1
         self._touched = self.loop.time()
         if self._held:
@@ -631,15 +640,14 @@ class Connection(asyncio.Protocol):
                 request.account.enter(nbytes)
                 request.nbytes = nbytes
                 request.entered = True
-                if (plain := direct.json.decode(body)) is not None:
-                    request.json = direct.json
+                json = direct.codecs.get(PlainJson) or direct.codec(PlainJson)
+                if (plain := json.decode(body)) is not None:
+                    request.json = json
                     request.id, request.inputs, request.rows = plain
                     # Inlined `Call.ask`, to save a Python call per request.
                     request.model_name, request.model_version = head.key
                     request.outputs, request.parameters = (), {}
-                    request.priority = request.timeout = request.sequence_id = 0
-                    request.sequence_start = request.sequence_end = False
-                    request.classes = request.shared = request.raw = None
+                    request.options = NO_OPTIONS
                     direct.submit(request)
                     return
         except Exception as error:

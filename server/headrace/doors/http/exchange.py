@@ -170,9 +170,7 @@ class Exchange(Call):
     def _ask(self, asked: Call, found: Target) -> None:
         """Submit a decoded request, with what the head adds to it; raises `ServerError`."""
         self.take(asked)
-        timeout = self.head.timeout
-        if timeout and not 0 < self.timeout < timeout:
-            self.timeout = timeout
+        self.bound_wait(self.head.timeout)
         self._timed = wants_timing(self)
         if self.head.told:
             self.parameters.update(self.head.told)

@@ -29,8 +29,8 @@ class Forwarding:
 
     def alike(self, request: Call) -> object:
         """The key that requests of one call share, besides the batch key."""
-        priority = request.priority if self._priority else 0
-        timed = bool(request.timeout)
+        priority = request.options.priority if self._priority else 0
+        timed = bool(request.options.timeout)
         forwarded = request.context.forwarded
         if not (request.parameters or forwarded):
             return (priority, timed) if priority or timed else None
@@ -50,18 +50,18 @@ class Forwarding:
         first = calls[0]
         id = first.id if len(calls) == 1 else ""
         if not (
-            first.timeout
+            first.options.timeout
             or self._priority
             or any(call.parameters or call.context is not NO_CONTEXT for call in calls)
         ):
             return RemoteRequest(inputs, names, more, id)
         parameters: dict[str, Parameter] = {**first.parameters}
         headers = list(first.context.forwarded.items())
-        if self._priority and first.priority:
-            parameters["priority"] = first.priority
-        if first.timeout:
+        if self._priority and first.options.priority:
+            parameters["priority"] = first.options.priority
+        if first.options.timeout:
             # The time in queues is common to all of them.
-            left = max(call.timeout - (now - call.arrived) // 1000 for call in calls)
+            left = max(call.options.timeout - (now - call.arrived) // 1000 for call in calls)
             parameters["timeout"] = min(max(left, 1), _LONGEST)
         trace = self._trace(calls)
         if trace is not None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.core.bytes_array import COPIED, BytesArray
-from headrace.core.call import NO_CONTEXT, Call
+from headrace.core.call import NO_CONTEXT, NO_OPTIONS, Call
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import (
     AlreadyExists,
@@ -131,12 +131,10 @@ class BatchFrames:
             if (
                 call.parameters
                 or call.outputs
-                or call.priority
-                or call.timeout
-                or call.sequence_id
+                or call.options is not NO_OPTIONS
                 or call.context is not NO_CONTEXT
-            ):
-                extras[index] = special_of(call)
+            ) and (special := special_of(call)):
+                extras[index] = special
         names = pack_ids(ids) if ids else b""
         told = json.dumps(extras).encode() if extras else b""
         meta = batch_struct(len(rows), len(sizes)).pack(
@@ -335,11 +333,12 @@ def special_of(request: Call) -> dict[str, object]:
         special["parameters"] = request.parameters
     if request.outputs:
         special["outputs"] = request.outputs
-    if request.priority:
-        special["priority"] = request.priority
-    if request.timeout:
-        special["timeout"] = request.timeout
-    if request.sequence_id:
-        special["correlation_id"] = request.sequence_id
-        special["flags"] = request.sequence_start + 2 * request.sequence_end
+    options = request.options
+    if options.priority:
+        special["priority"] = options.priority
+    if options.timeout:
+        special["timeout"] = options.timeout
+    if options.sequence_id:
+        special["correlation_id"] = options.sequence_id
+        special["flags"] = options.sequence_start + 2 * options.sequence_end
     return special

@@ -14,7 +14,7 @@ from operator import attrgetter
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from headrace.core.call import Call, CallContext, InferResponse
+from headrace.core.call import Call, CallContext, CallOptions, InferResponse
 from headrace.core.datatypes import BY_NAME
 from headrace.core.errors import (
     Cancelled,
@@ -243,10 +243,12 @@ def _request(document: Mapping[str, Any], data: Buffer, size: int) -> Call:
         inputs,
         tuple(map(str, document["outputs"])),
         dict(document["parameters"]),
-        timeout=max(int(document["timeout"]), 0),
-        sequence_id=document["correlation_id"],
-        sequence_start=bool(flags & 1),
-        sequence_end=bool(flags & 2),
+        CallOptions(
+            timeout=max(int(document["timeout"]), 0),
+            sequence_id=document["correlation_id"],
+            sequence_start=bool(flags & 1),
+            sequence_end=bool(flags & 2),
+        ),
     )
     if "trace" in document:
         call.context = CallContext(trace=str(document["trace"]))

@@ -9,7 +9,7 @@ Both ends must be of the same version and rely on nothing else of each other: co
 valid raises `BrokenFrame`. That of a request or response fails it alone, any other closes the link.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import IntEnum, IntFlag, unique
 from struct import Struct, pack, unpack
 from time import monotonic_ns
@@ -21,7 +21,9 @@ import orjson
 
 from headrace.core.bytes_array import BytesArray
 from headrace.core.call import (
+    NO_OPTIONS,
     Call,
+    CallOptions,
     InferResponse,
     Parameter,
     Raw,
@@ -92,7 +94,8 @@ _unpack_response = _RESPONSE.unpack_from
 _KNOWN = 512
 _KNOWN_SIZE = 4096  # bytes of a meta that is worth remembering
 _CLASSES: dict[str, type[ServerError]] = {kind.__name__: kind for kind in STATUS}
-_PLAIN = (0, 0, 0, False, False)
+_SENT = 6  # options in a request's meta: all but shared memory, which has members of its own
+_PLAIN = NO_OPTIONS[:_SENT]
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 # Exceptions raised while parsing an invalid meta.
 _NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InvalidRequest)
@@ -130,16 +133,12 @@ class RequestWriter:
         deadline = monotonic_ns() + int(seconds * 1e9) if seconds else 0
         pieces: list[Buffer] = [_REQUEST.pack(request.nbytes, deadline, len(id)) + id]
         layout = _add_tensors(pieces, request.inputs.values())
-        reserved = (
-            request.priority, request.timeout, request.sequence_id, request.sequence_start,
-            request.sequence_end,
-        )  # fmt: skip
-        if headers or request.parameters or request.classes is not None or reserved != _PLAIN:
-            return _request_meta(request, layout, reserved, headers), pieces
+        if headers or request.parameters or request.options[:_SENT] != _PLAIN:
+            return _request_meta(request, layout, headers), pieces
         key = (request.model_name, request.model_version, request.outputs, layout)
         meta = self._known.get(key)
         if meta is None:
-            meta = _request_meta(request, layout, reserved, headers)
+            meta = _request_meta(request, layout, headers)
             self._known.keep(key, meta)
         return meta, pieces
 
@@ -198,15 +197,13 @@ def _add_tensors(pieces: list[Buffer], tensors: Any) -> tuple[tuple[Any, ...], .
     return tuple(layout)
 
 
-def _request_meta(
-    request: Call, layout: Any, reserved: Sequence[object], headers: Mapping[str, str]
-) -> bytes:
+def _request_meta(request: Call, layout: Any, headers: Mapping[str, str]) -> bytes:
     document = [
         request.model_name, request.model_version, layout, list(request.outputs),
-        _spelled(request.parameters), reserved, dict(request.classes or {}), {**headers},
+        _spelled(request.parameters), request.options[:_SENT], {**headers},
     ]  # fmt: skip
-    if request.shared is not None:
-        document += ({**request.shared.inputs}, {**request.shared.outputs})
+    if (shared := request.options.shared) is not None:
+        document += ({**shared.inputs}, {**shared.outputs})
     return orjson.dumps(document)  # writes dataclasses as objects
 
 
@@ -277,11 +274,12 @@ class RequestReader:
             position += id_size
             id = _text(rest, position - id_size, position)
         inputs = {t.name: t for t in _tensors(template.layout, rest, position)}
-        shared, model, version, outputs, reserved, classes, headers = template.common
-        priority, timeout, sequence_id, sequence_start, sequence_end = reserved
+        model, version, outputs, options, headers = template.common
+        if raw is not None:
+            options = options._replace(raw=raw)
         return make(
-            headers, model, version, id, inputs, outputs, dict(template.parameters), priority,
-            timeout, sequence_id, sequence_start, sequence_end, classes, nbytes, shared, raw,
+            headers, model, version, id, inputs, outputs, dict(template.parameters), options,
+            nbytes,
         )  # fmt: skip
 
 
@@ -329,20 +327,25 @@ def read_error(meta: bytes, text: bytes) -> tuple[ServerError | None, str]:
 
 
 def _request_template(document: Any) -> _LinkTemplate:
-    model, version, layout, outputs, parameters, reserved, classes, headers, *more = document
-    priority, timeout, sequence_id, sequence_start, sequence_end = reserved
-    if type(sequence_id) not in (int, str):
-        raise TypeError("a sequence's id must be a number or a text")
-    counts = {_is(str, name): _is(int, count) for name, count in classes.items()}
+    model, version, layout, outputs, parameters, options, headers, *more = document
     common = (
-        _shared(*more) if more else None, _is(str, model), _is(str, version),
-        tuple([_is(str, name) for name in outputs]),
-        (_is(int, priority), _is(int, timeout), sequence_id, _is(bool, sequence_start),
-         _is(bool, sequence_end)),
-        counts if more else counts or None,
+        _is(str, model), _is(str, version), tuple([_is(str, name) for name in outputs]),
+        _options(options, _shared(*more) if more else None),
         {_is(str, name): _is(str, value) for name, value in headers.items()} or NO_HEADERS,
     )  # fmt: skip
     return _LinkTemplate(common, _layout(layout), _unspelled(parameters))
+
+
+def _options(given: Any, shared: Shared | None) -> CallOptions:
+    priority, timeout, id, start, end, classes = given
+    if type(id) not in (int, str):
+        raise TypeError("a sequence's id must be a number or a text")
+    if classes is not None:
+        classes = {_is(str, name): _is(int, count) for name, count in classes.items()}
+    options = CallOptions(
+        _is(int, priority), _is(int, timeout), id, _is(bool, start), _is(bool, end), classes, shared
+    )
+    return NO_OPTIONS if options == NO_OPTIONS else options
 
 
 def _shared(inputs: Any, outputs: Any) -> Shared:

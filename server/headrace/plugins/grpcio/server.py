@@ -165,8 +165,12 @@ class _QueuePeer(_AioCall):
                 yield message
                 if not self._finished:
                     session.sent()
-            if self._error is not None:
-                raise self._error
+            if (error := self._error) is not None:
+                self._error = None
+                try:
+                    raise error
+                finally:
+                    del error  # which has this frame in its traceback
         finally:
             reader.cancel()
             self.finish()
@@ -359,7 +363,10 @@ class GrpcioServer:
         """Raise `Restricted` for a client without the metadata that a procedure requires."""
         key = self._handlers.key(path)
         if key is not None and (error := without_key(key, call.metadata())) is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # which has this frame in its traceback
 
     def _log(self, context: Any, path: str, status: int, begun: float, noted: Noted | None) -> None:
         if self._access_log:

@@ -187,11 +187,10 @@ class ShadowCopies:
             _read_only(request.inputs.values()),
             request.outputs,
             dict(request.parameters),
-            self._priority,
-            sequence_id=request.sequence_id,
-            sequence_start=request.sequence_start,
-            sequence_end=request.sequence_end,
-            nbytes=request.nbytes,
+            request.options._replace(
+                priority=self._priority, timeout=0, classes=None, shared=None, raw=None
+            ),
+            request.nbytes,
         )
         copy.copies, copy.begun = self, 0
         return copy
@@ -362,7 +361,7 @@ class VersionRouter:
         name = self._sticky.parameter
         if name:
             if name == _SEQUENCE:
-                return str(request.sequence_id or "")
+                return str(request.options.sequence_id or "")
             found = request.parameters.get(name)
             return "" if found is None else str(found)
         return request.header(self._sticky.header)

@@ -21,6 +21,7 @@ from headrace.engine.entrance import Direct
 from headrace.protocol.grpc import PREFIX, unpack_prefix
 from headrace.protocol.parameters import EXACT_TIMING, TIMING, exact_timing, time_of
 from headrace.protocol.status import BEGUN, begun_field
+from headrace.protocol.v2_protobuf import PlainWriter
 
 _CONGESTED = 1 << 20  # bytes queued for the client above which a session must wait
 
@@ -253,7 +254,8 @@ class InferRpc(UnaryRpc, InferCall):
             return
         self.account.leave(self.nbytes)
         self.entered = False
-        message = direct.grpc.pieces(batch, self)
+        writer = direct.codecs.get(PlainWriter) or direct.codec(PlainWriter)
+        message = writer.pieces(batch, self)
         if message is None:
             message = self.service.writer.pieces(batch.response(self))
         timing = batch.started - self.arrived, batch.compute_ns, batch.rows
