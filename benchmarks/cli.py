@@ -41,6 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.round_trip:
         round_trip.main()
         return 0
+    if options.embedded:
+        from benchmarks import embedded  # late, since it imports ONNX Runtime
+
+        embedded.main(3 if options.quick else 7)
+        return 0
     try:
         if options.profile:
             profile.main(options.models[0], options.seconds or (1.0 if options.quick else 5.0))
@@ -168,6 +173,10 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--round-trip", action="store_true",
         help="print how long a small batch takes to a worker process and back, and end",
+    )  # fmt: skip
+    add(
+        "--embedded", action="store_true",
+        help="print what an engine in the program costs beside ONNX Runtime, and end",
     )  # fmt: skip
     add(
         "--remote", action="store_true",

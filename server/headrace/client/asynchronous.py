@@ -50,7 +50,7 @@ class AsyncModels:
     """
 
     def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
+        self.timeout = timeout
         self._signatures: dict[tuple[str, str], ModelSignature] = {}
 
     @property
@@ -316,7 +316,7 @@ class AsyncModels:
 
     async def fetch(self, path: str) -> bytes:
         """The content at an HTTP path, such as `/metrics`."""
-        return await self._retried(lambda: self._open().fetch(path, self._timeout))
+        return await self._retried(lambda: self._open().fetch(path, self.timeout))
 
     async def _holds(self, operation: str, member: str, **parts: str) -> bool:
         try:
@@ -328,7 +328,7 @@ class AsyncModels:
         return not isinstance(found, dict) or found.get(member) is not False
 
     def _seconds(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else timeout
+        return self.timeout if timeout is None else timeout
 
 
 class AsyncClient(AsyncModels):

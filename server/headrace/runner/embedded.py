@@ -20,15 +20,16 @@ from typing import Any, Self
 import uvloop
 
 from headrace.build import build_engine, make_tracing, scraper, sources_at_start, watches
-from headrace.client.asynchronous import TIMEOUT_SECS, AsyncModels
-from headrace.client.blocking import BlockingModels, finish
-from headrace.client.transport import Transport
+from headrace.client.asynchronous import TIMEOUT_SECS, AsyncModel, AsyncModels
+from headrace.client.blocking import BlockingModels, Model, finish
+from headrace.client.transport import Result
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
 from headrace.engine.engine import Engine
 from headrace.engine.tracing import Tracing
 from headrace.options import SettingsError
 from headrace.runner.in_process import InProcessTransport
+from headrace.runner.plain import CoroutineCall, ThreadCall
 from headrace.serving.models import GivenModel, lay_out
 from headrace.serving.sources import ServeError
 from headrace.settings import OPTIONS, Settings, unknown
@@ -66,7 +67,7 @@ class AsyncEngine(AsyncModels):
         self._process = os.getpid()
         self._engine: Engine | None = None
         self._tracing: Tracing | None = None
-        self._transport: Transport | None = None
+        self._transport: InProcessTransport | None = None
         self._closing: asyncio.Future[None] | None = None
         self._scrape: Callable[[], Awaitable[bytes]] | None = None
 
@@ -102,6 +103,10 @@ class AsyncEngine(AsyncModels):
             await self.aclose()
             raise
         self._transport = InProcessTransport(engine, settings.max_request_bytes)
+
+    def model(self, name: str, version: str = "") -> "AsyncEngineModel":
+        """A handle of a model, to be called with its inputs by name."""
+        return AsyncEngineModel(self, name, version, self._open)
 
     async def metrics(self) -> bytes:
         """The metrics in Prometheus' text format, as of a server."""
@@ -158,12 +163,31 @@ class AsyncEngine(AsyncModels):
         await self.open()
         return self
 
-    def _open(self) -> Transport:
+    def _open(self) -> InProcessTransport:
         if self._process != os.getpid():
             raise RuntimeError("an engine belongs to the process that has created it")
         if self._transport is None:
             raise RuntimeError("the engine is closed")
         return self._transport
+
+
+class AsyncEngineModel(AsyncModel):
+    """A model of an engine on this event loop; see `headrace.runner.plain`."""
+
+    def __init__(
+        self, engine: AsyncEngine, name: str, version: str, opened: Callable[[], InProcessTransport]
+    ) -> None:
+        super().__init__(engine, name, version)
+        self._engine = engine
+        self._opened = opened
+
+    async def __call__(self, table: Any = None, /, **inputs: Any) -> Result:
+        """Run the model with its inputs by name, or with a table."""
+        if table is None:
+            call = CoroutineCall(self._opened())
+            if call.submit(self.name, self.version, inputs):
+                return await call.answered(self._engine.timeout)
+        return await super().__call__(table, **inputs)
 
 
 class EmbeddedEngine(BlockingModels[AsyncEngine]):
@@ -195,6 +219,18 @@ class EmbeddedEngine(BlockingModels[AsyncEngine]):
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("an engine cannot be pickled: create one in each process")
 
+    def model(self, name: str, version: str = "") -> "EngineModel":
+        """A handle of a model, to be called with its inputs by name."""
+        return EngineModel(self, name, version, self._plain)
+
+    def _plain(self, model: str, version: str, inputs: Mapping[str, Any]) -> Result | None:
+        """The result of a plain call; None for any other, which goes the complete way."""
+        if self._process != os.getpid():
+            return None
+        engine = self._asynchronous
+        call = ThreadCall(engine._open())
+        return call.answered(self._loop, model, version, inputs, engine.timeout)
+
     def metrics(self) -> bytes:
         """The metrics in Prometheus' text format, as of a server."""
         return self._run(self._asynchronous.metrics())
@@ -206,6 +242,25 @@ class EmbeddedEngine(BlockingModels[AsyncEngine]):
 
     def _start_again(self) -> None:
         raise RuntimeError("an engine belongs to the process that has created it")
+
+
+class EngineModel(Model):
+    """A model of an engine, for any number of threads; see `headrace.runner.plain`."""
+
+    def __init__(
+        self, engine: EmbeddedEngine, name: str, version: str,
+        plain: Callable[[str, str, Mapping[str, Any]], Result | None],
+    ) -> None:  # fmt: skip
+        super().__init__(engine, name, version)
+        self._plain = plain
+
+    def __call__(self, table: Any = None, /, **inputs: Any) -> Result:
+        """Run the model with its inputs by name, or with a table."""
+        if table is None:
+            found = self._plain(self.name, self.version, inputs)
+            if found is not None:
+                return found
+        return super().__call__(table, **inputs)
 
 
 async def _finish(engine: AsyncModels) -> None:

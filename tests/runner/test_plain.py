@@ -1,0 +1,142 @@
+"""Plain calls of a program, held against the complete way, mixed in one batch."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace
+from headrace import AsyncEngine, Engine, Float32, N
+from headrace.client import TimedOut
+from headrace.client.transport import Result
+from tests.models.onnx_graphs import identity, write_model
+from tests.support.scrape import until
+
+ONE = np.ones((1, 1), np.float32)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "models"
+    write_model(root, "same", identity(dims=["rows", 1]), "max_batch_size: 8")
+    write_model(root, "free", identity(dims=["rows", "length"]))
+    return root
+
+
+def inputs(random: Random) -> dict[str, Any]:
+    """Arrays as the model takes them, mostly, and others."""
+    rows, width = random.randrange(1, 11), random.choice((1, 1, 1, 2))
+    values = np.array([random.random() for _ in range(rows * width)], np.float32)
+    forms: list[Callable[[], Any]] = [
+        *[lambda: values.reshape(rows, width)] * 6,
+        lambda: values,
+        lambda: values.reshape(rows, width).astype(np.float64),
+        lambda: values.reshape(rows, width).astype(">f4"),
+        lambda: np.repeat(values, 2).reshape(rows, 2 * width)[:, ::2],
+        lambda: values.reshape(rows, width).tolist(),
+        lambda: np.array([["text"]], object),
+        lambda: np.ma.MaskedArray(values.reshape(rows, width), values.reshape(rows, width) > 2),
+        lambda: np.ones((0, 1), np.float32),
+        lambda: None,
+    ]
+    found = {"INPUT0": random.choice(forms)()}
+    return found | {"MORE": ONE} if random.random() < 0.05 else found
+
+
+def told(found: object) -> object:
+    """A result or an error, to be compared."""
+    if isinstance(found, Result):
+        return found.model, found.version, {name: found[name].tolist() for name in found}
+    return type(found), str(found)
+
+
+async def test_plain_calls_are_answered_like_others(repository: Path) -> None:
+    random = Random(7)
+    async with AsyncEngine(repository) as engine:
+        for name in ("same", "free"):
+            model = engine.model(name)
+            await model(INPUT0=ONE)
+            for _ in range(40):
+                given = [inputs(random) for _ in range(12)]
+                short = [model(**each) for each in given]
+                complete = [model.infer(each) for each in given]
+                found = await asyncio.gather(*short, *complete, return_exceptions=True)
+                assert list(map(told, found[:12])) == list(map(told, found[12:]))
+
+
+def test_plain_calls_of_threads_are_answered_like_others(repository: Path) -> None:
+    def outcome(call: Callable[..., Any], *given: Any, **named: Any) -> object:
+        try:
+            return told(call(*given, **named))
+        except Exception as error:
+            return told(error)
+
+    with Engine(repository) as engine, ThreadPoolExecutor(8) as pool:
+        model = engine.model("same")
+        model(INPUT0=ONE)
+
+        def compare(seed: int) -> None:
+            random = Random(seed)
+            for _ in range(30):
+                given = inputs(random)
+                assert outcome(model, **given) == outcome(model.infer, given)
+
+        list(pool.map(compare, range(8)))
+
+
+@headrace.model
+def waits(x: Float32[N]) -> Float32[N]:
+    while x[0]:
+        time.sleep(0.01)
+    return x
+
+
+def test_a_plain_call_ends_in_time() -> None:
+    """And leaves nothing charged."""
+    with Engine(waits, timeout=0.3, exit_timeout_secs=1) as engine:
+        model = engine.model("waits")
+        assert model(x=np.zeros(1, np.float32)).array.tolist() == [0]
+        with pytest.raises(TimedOut, match=r"no answer of waits within 0\.3 s"):
+            model(x=np.ones(1, np.float32))
+        until(lambda: b"\nheadrace_admitted_bytes 0" in engine.metrics(), "nothing charged")
+
+
+async def test_a_plain_call_can_be_cancelled() -> None:
+    async with AsyncEngine(waits, exit_timeout_secs=1) as engine:
+        model = engine.model("waits")
+        await model(x=np.zeros(1, np.float32))
+        asked = asyncio.ensure_future(model(x=np.ones(1, np.float32)))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+
+async def test_plain_calls_follow_a_model_that_is_loaded_anew(repository: Path) -> None:
+    async with AsyncEngine(repository, model_control_mode="explicit", load_model="same") as engine:
+        model = engine.model("same")
+        for _ in range(3):
+            assert (await model(INPUT0=ONE)).array.tolist() == [[1]]
+            await engine.unload("same")
+            with pytest.raises(headrace.ClientError):
+                await model(INPUT0=ONE)
+            await engine.load("same")
+
+
+def test_an_engine_that_is_closed_meanwhile() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        engine = Engine(waits, exit_timeout_secs=1)
+        model = engine.model("waits")
+        model(x=np.zeros(1, np.float32))
+        asked = pool.submit(model, x=np.ones(1, np.float32))
+        until(lambda: asked.running(), "a call")
+        engine.close()
+        assert isinstance(asked.exception(30), (headrace.ClientError, RuntimeError))
+        with pytest.raises(RuntimeError, match="closed"):
+            model(x=np.zeros(1, np.float32))
