@@ -5,7 +5,6 @@ after the other, so that each has seen the same machine; what counts is the medi
 """
 
 import asyncio
-import os
 import subprocess
 import sys
 import tempfile
@@ -49,7 +48,8 @@ def main(rounds: int = 7) -> None:
             ALL_MODELS[name].write(root)
         starts = [_start(root) for _ in range(rounds)]
         [(name, row)] = ALL_MODELS[MLP].cases()[0].inputs.items()
-        with _session(root) as session, _engines(root) as (engine, run):
+        session = _session(root)
+        with _engines(root) as (engine, run):
             calls = _calls(session, engine, run, name, row)
             for measure in calls.values():
                 measure(_CALLS // 4)
@@ -80,12 +80,11 @@ def _report(
     ])  # fmt: skip
 
 
-@contextmanager
-def _session(root: Path) -> Iterator[Any]:
+def _session(root: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     path = root / MLP / "1" / "model.onnx"
-    yield onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 @contextmanager
@@ -173,7 +172,6 @@ def _table_rows(
 def _start(root: Path) -> float:
     """Seconds from importing the package to an engine with models, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", _START, str(root)], capture_output=True, text=True, check=True,
-        env={**os.environ},
-    )  # fmt: skip
+        [sys.executable, "-c", _START, str(root)], capture_output=True, text=True, check=True
+    )
     return float(done.stdout)

@@ -107,6 +107,15 @@ def test_a_plain_call_ends_in_time() -> None:
         until(lambda: b"\nheadrace_admitted_bytes 0" in engine.metrics(), "nothing charged")
 
 
+def test_a_plain_call_without_any_time() -> None:
+    none = np.zeros(1, np.float32)
+    with Engine(waits, timeout=1e-9, exit_timeout_secs=1) as engine:
+        engine.infer("waits", {"x": none}, timeout=30)
+        for _ in range(20):
+            with pytest.raises(TimedOut, match="no answer of waits"):
+                engine.model("waits")(x=none)
+
+
 async def test_a_plain_call_can_be_cancelled() -> None:
     async with AsyncEngine(waits, exit_timeout_secs=1) as engine:
         model = engine.model("waits")

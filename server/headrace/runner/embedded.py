@@ -178,7 +178,6 @@ class AsyncEngineModel(AsyncModel):
         self, engine: AsyncEngine, name: str, version: str, opened: Callable[[], InProcessTransport]
     ) -> None:
         super().__init__(engine, name, version)
-        self._engine = engine
         self._opened = opened
 
     async def __call__(self, table: Any = None, /, **inputs: Any) -> Result:
@@ -186,7 +185,7 @@ class AsyncEngineModel(AsyncModel):
         if table is None:
             call = CoroutineCall(self._opened())
             if call.submit(self.name, self.version, inputs):
-                return await call.answered(self._engine.timeout)
+                return await call.answered(self._client.timeout)
         return await super().__call__(table, **inputs)
 
 

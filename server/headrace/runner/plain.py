@@ -27,7 +27,7 @@ _LOOK_SECS = 1.0  # between looks of a waiting thread at the event loop
 
 
 class PlainCall(EngineCall):
-    """A call that is answered to whoever waits for it, or one that has yet to be `submitted`."""
+    """A call that is answered to whoever waits for it."""
 
     __slots__ = ("_transport", "error", "over", "response")
 
@@ -74,7 +74,6 @@ class PlainCall(EngineCall):
             try:
                 direct.submit(self)
             except BaseException:
-                self.over = True
                 self._leave()
                 raise
         except ServerError as error:
@@ -84,18 +83,18 @@ class PlainCall(EngineCall):
     def respond(self, response: InferResponse, final: bool) -> None:
         """Implements `Call.respond`."""
         self.response = response
-        self._end()
+        if self._leave():
+            self.wake()
 
     def fail(self, error: ServerError) -> None:
         """Implements `Call.fail`."""
         self.error = status_error(error)
-        self._end()
+        if self._leave():
+            self.wake()
 
     def give_up(self) -> None:
         """Cancel the call, whose caller no longer waits."""
-        if not self.over:
-            self.over = True
-            self._leave()
+        if self._leave():
             self.cancel()
 
     def result(self) -> Result:
@@ -109,15 +108,14 @@ class PlainCall(EngineCall):
         assert self.response is not None
         return Result(apart(self.response, [tensor.array for tensor in self.inputs.values()]))
 
-    def _end(self) -> None:
-        if not self.over:
-            self.over = True
-            self._leave()
-            self.wake()
-
-    def _leave(self) -> None:
+    def _leave(self) -> bool:
+        """Release the submitted call; False if it was over before."""
+        if self.over:
+            return False
+        self.over = True
         self._transport.under_way.discard(self)
         self._transport.engine.admission.leave(self.nbytes)
+        return True
 
     def wake(self) -> None:
         """Let the caller go on: there is a response or an error."""
@@ -177,7 +175,9 @@ class ThreadCall(PlainCall):
             return None
         until = monotonic() + seconds if seconds else inf
         try:
-            while not self._answered.acquire(timeout=min(until - monotonic(), _LOOK_SECS)):
+            while not self._answered.acquire(
+                timeout=min(max(until - monotonic(), 0.0), _LOOK_SECS)
+            ):
                 if loop.is_closed():
                     raise ConnectionFailed("the client was closed during the request")
                 if monotonic() >= until:

@@ -225,6 +225,13 @@ async def test_a_system_error_while_receiving_ends_the_link() -> None:
     other.channel.close()
 
 
+def work(secs: float) -> None:
+    """Use the processor for so long."""
+    until = perf_counter() + secs
+    while perf_counter() < until:
+        pass
+
+
 async def test_many_frames_are_handed_on_in_turns() -> None:
     """A front end encodes the response of each, and has others to serve."""
     ours, theirs = socket.socketpair()
@@ -233,9 +240,7 @@ async def test_many_frames_are_handed_on_in_turns() -> None:
     numbers: list[int] = []
 
     def take(header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
-        until = perf_counter() + 1e-4
-        while perf_counter() < until:
-            pass
+        work(1e-4)
         numbers.append(header.number)
         if len(numbers) == 1000:
             done.set_result(None)
@@ -259,9 +264,7 @@ async def test_frames_left_for_another_turn_are_dropped_with_the_channel() -> No
     numbers: list[int] = []
 
     def take(header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
-        until = perf_counter() + 1e-2
-        while perf_counter() < until:
-            pass
+        work(1e-2)
         numbers.append(header.number)
         asyncio.get_running_loop().call_soon(channel.close)
 
