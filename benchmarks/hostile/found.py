@@ -202,4 +202,14 @@ FOUND: Mapping[str, Case] = {
         operation="ModelInfer",
         changes=(Change("parameters.string_param", "nest", amount=1_000_000),),
     ),
+    "queued-streams": Case(
+        door="grpc",
+        operation="ModelStreamInfer",
+        model="python",
+        connections=2,
+        requests=1000,
+        messages=46,
+        frame=16_384,
+        ending="half",
+    ),
 }

@@ -227,6 +227,9 @@ log = logging.getLogger(__name__)
 
 FINAL_PARAMETER = "triton_final_response"
 _MAX_IN_FLIGHT = 1024
+_MESSAGE_SIZE = 640  # bytes of a queued message beside its own, most of them of its request
+# Messages of a request, or fewer, are in a list: a deque takes a block of 600 bytes.
+_FEW = 32
 _PAUSE_ALL_BYTES = 8 << 20  # queued in a stream above which all its requests are held
 
 
@@ -252,7 +255,7 @@ class StreamedCall(MessageCall):
         self.ready = False  # scheduled to write
         self.paused = False  # the model was asked to pause
         self.waiting = 0  # bytes of queued messages
-        self.messages: deque[Message] = deque()
+        self.messages: list[Message] | deque[Message] = []  # many are a deque
         self.error: ServerError | None = None
 
     @property
@@ -309,6 +312,7 @@ class StreamedCall(MessageCall):
     def refuse(self, error: ServerError) -> None:
         """Queue the error that refused the request."""
         self.stream.count_out(self)
+        self.inputs = {}  # nothing reads them, and the error may have to wait
         self.fail(error)
 
     def header(self, name: str) -> str:
@@ -368,9 +372,10 @@ class StreamInfer:
         self.metadata = peer.metadata
         self.remaining = peer.remaining
         self._real_errors = peer.metadata().get("triton_grpc_error") == "true"
-        self._ordered: deque[StreamedCall] = deque()
+        # Lists: of at most `_MAX_IN_FLIGHT`, mostly few, and a deque takes a block of 600 bytes.
+        self._ordered: list[StreamedCall] = []
         self._unordered: set[StreamedCall] = set()
-        self._ready: deque[StreamedCall] = deque()
+        self._ready: list[StreamedCall] = []
         self._drained: list[StreamedCall] = []  # held slots whose messages are all written
         self._kept = self._charged = 0
         self._half_closed = False
@@ -378,7 +383,7 @@ class StreamInfer:
         self._over = False
         self._writing = False
         self._deferring = False  # a request is being decoded; later ones are `_behind`
-        self._behind: deque[tuple[StreamedCall, Buffer]] = deque()
+        self._behind: list[tuple[StreamedCall, Buffer]] = []
         engine.admission.watch_close(self.write)
 
     @property
@@ -426,26 +431,25 @@ class StreamInfer:
         self._kept = 0
         self._charge()
         self._engine.admission.unwatch_close(self.write)
-        slots = deque([*self._ordered, *self._unordered])
+        slots = [*self._ordered, *self._unordered]
         self._ordered.clear()
         self._unordered.clear()
         self._ready.clear()
         self._behind.clear()
         self._cancel_some(slots, SMALL)  # many streams may end in this turn
 
-    def _cancel_some(self, slots: deque[StreamedCall], most: int) -> None:
+    def _cancel_some(self, slots: list[StreamedCall], most: int) -> None:
         """Cancel some requests now, and the others in turns of the loop."""
         turns = self._engine.admission.turns
-        for _ in range(min(len(slots), most)):
-            slot = slots.popleft()
+        for slot in slots[:most]:
             if not slot.answered:
                 self._answers[CANCELLED] += 1
             if slot.executing:
                 self._account.leave(slot.nbytes)
                 if not slot.answered:
                     slot.cancel()
-        if slots:
-            turns.put_off(lambda: self._cancel_some(slots, turns.share))
+        if later := slots[most:]:
+            turns.put_off(lambda: self._cancel_some(later, turns.share))
 
     # --- from the engine
 
@@ -477,10 +481,7 @@ class StreamInfer:
             self._leave_order(slot)
             self._offer_first()  # the first request may have changed
         if message is not None:
-            slot.messages.append(message)
-            nbytes = sum(map(len, message))
-            slot.waiting += nbytes
-            self._kept += nbytes
+            self._keep(slot, message)
         if slot.ordered:
             self._offer_first()
         else:
@@ -490,6 +491,14 @@ class StreamInfer:
         if slot.waiting and not (slot.ordered or slot.answered or self._over):
             self._restrain(slot)
 
+    def _keep(self, slot: StreamedCall, message: Message) -> None:
+        if len(slot.messages) == _FEW:
+            slot.messages = deque(slot.messages)
+        slot.messages.append(message)
+        nbytes = sum(map(len, message)) + _MESSAGE_SIZE
+        slot.waiting += nbytes
+        self._kept += nbytes
+
     def write(self) -> None:
         """Write what may be written now, and end the stream if due."""
         if self._writing or self._over:
@@ -497,7 +506,7 @@ class StreamInfer:
         self._writing = True
         try:
             ready, peer = self._ready, self._peer
-            while ready and not peer.congested and self._write_one(ready.popleft()):
+            while ready and not peer.congested and self._write_one(ready.pop(0)):
                 pass
         finally:
             self._writing = False
@@ -549,7 +558,7 @@ class StreamInfer:
             if slot.found is None or not slot.found.decoupled:
                 self._offer(slot)
                 return
-            self._leave_order(ordered.popleft())
+            self._leave_order(ordered.pop(0))
 
     def _leave_order(self, slot: StreamedCall) -> None:
         """Move a request out of the ordered ones, so that it can be answered at any time."""
@@ -570,8 +579,9 @@ class StreamInfer:
             ):
                 self._finish(slot.error)
                 return False
-            message = messages.popleft()
-            nbytes = sum(map(len, message))
+            message = messages[0]
+            del messages[0]
+            nbytes = sum(map(len, message)) + _MESSAGE_SIZE
             slot.waiting -= nbytes
             self._kept -= nbytes
             self._peer.send(message)
@@ -587,7 +597,7 @@ class StreamInfer:
         """Remove a request whose messages are all written."""
         self.count_out(slot)
         if slot.ordered:
-            self._ordered.popleft()
+            self._ordered.pop(0)
             self._offer_first()
         else:
             self._unordered.discard(slot)
@@ -648,7 +658,7 @@ class StreamInfer:
     def _submit_behind(self) -> None:
         self._deferring = False
         while self._behind and not (self._deferring or self._over):
-            slot, data = self._behind.popleft()
+            slot, data = self._behind.pop(0)
             try:
                 self._submit(slot, data)
             except Exception:

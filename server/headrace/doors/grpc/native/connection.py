@@ -67,7 +67,7 @@ from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
 log = logging.getLogger(__name__)
 
 _STREAM_SIZE = 2 << 10  # bytes of an open call that has begun a message
-SESSION_SIZE = 4 << 10  # ... and further bytes of one with a session
+SESSION_SIZE = 512  # ... and further bytes of one with a session
 _OWN_SIZE = 16 << 10  # bytes of calls that are not charged, for each connection
 _HEAD_SIZE = 1 << 10  # bytes of a head without its metadata
 WAITS_SECS = 5.0  # between two looks at a call that waits for its client
