@@ -202,6 +202,14 @@ FOUND: Mapping[str, Case] = {
         operation="ModelInfer",
         changes=(Change("parameters.string_param", "nest", amount=1_000_000),),
     ),
+    "many-headers": Case(
+        door="http",
+        operation="ServerReady",
+        changes=(Change("head", "header", content="cookie", amount=5_000),),
+        connections=32,
+        requests=12,
+        frame=1_024,
+    ),
     "queued-streams": Case(
         door="grpc",
         operation="ModelStreamInfer",

@@ -580,6 +580,7 @@ async def test_no_answer_to_a_client_that_has_left() -> None:
         (b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 1\r\n"
          b"transfer-encoding: chunked\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nhost: h\r\n" + b"x: y\r\n" * 20_000, 431),
+        (b"GET / HTTP/1.1\r\nhost: h\r\n" + b"x: y\r\n" * 256 + b"\r\n", 431),
     ],
 )  # fmt: skip
 async def test_invalid_requests(asked: bytes, status: int) -> None:

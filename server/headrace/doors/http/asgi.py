@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message
 
 from headrace.api.header_rules import DoorRules
 from headrace.core.tensors import Buffer
-from headrace.doors.http.head import URL_LIMIT, unquoted, without_upgrade
+from headrace.doors.http.head import MOST_HEADERS, URL_LIMIT, unquoted, without_upgrade
 from headrace.doors.http.outgoing import Outgoing
 from headrace.protocol.status import INTERNAL, INTERNAL_TEXT
 
@@ -377,6 +377,8 @@ class Requests:
             if self._head_size > HEAD_LIMIT:
                 self._refuse(400, f"the trailers of a request exceed {HEAD_LIMIT} bytes")
             return
+        if len(self._headers) == MOST_HEADERS:
+            self._refuse(431, f"a request may have {MOST_HEADERS} headers")
         if self._names is not None:
             self._names.append((name, value))
         name = name.lower()

@@ -16,6 +16,7 @@ from headrace.engine.entrance import Entrance
 from headrace.protocol.parameters import timeout_of
 
 URL_LIMIT = 8 << 10  # bytes: each route compares it with a pattern
+MOST_HEADERS = 256  # of a request: the application reads each of them several times
 END = b"\r\n\r\n"  # of a head
 # A server may ignore an upgrade request, which clients such as Java's send with every request. The
 # parser would accept it and end the request before its body.
@@ -170,6 +171,8 @@ class Heads:
 
     def _parse(self, raw: bytes) -> InferHead | None:
         """Parse the head of an infer request for the fast path; None for any other."""
+        if raw.count(b"\n") > MOST_HEADERS:  # refused by the plain route, if they are that many
+            return None
         reader = _HeadReader()
         parser = httptools.HttpRequestParser(reader)
         try:
