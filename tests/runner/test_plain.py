@@ -1,9 +1,11 @@
 """Plain calls of a program, held against the complete way, mixed in one batch."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +17,7 @@ import headrace
 from headrace import AsyncEngine, Engine, Float32, N
 from headrace.client import TimedOut
 from headrace.client.transport import Result
-from tests.models.onnx_graphs import identity, write_model
+from tests.models.onnx_graphs import identity, lookup, write_model
 from tests.support.scrape import until
 
 ONE = np.ones((1, 1), np.float32)
@@ -149,3 +151,127 @@ def test_an_engine_that_is_closed_meanwhile() -> None:
         assert isinstance(asked.exception(30), (headrace.ClientError, RuntimeError))
         with pytest.raises(RuntimeError, match="closed"):
             model(x=np.zeros(1, np.float32))
+
+
+# --- threads that run their calls themselves
+
+
+@pytest.fixture
+def lookups(tmp_path: Path) -> Path:
+    """A model that fails for indices from 10 on."""
+    root = tmp_path / "lookups"
+    write_model(root, "lookup", lookup(), "max_batch_size: 8")
+    return root
+
+
+def at(*places: int) -> Any:
+    return np.array([places], np.int64).reshape(-1, 1)
+
+
+def test_threads_run_their_calls_and_all_are_counted(lookups: Path) -> None:
+    with Engine(lookups) as engine, ThreadPoolExecutor(8) as pool:
+        model = engine.model("lookup")
+        expected = {place: model(INPUT0=at(place)).array.tolist() for place in range(10)}
+
+        def ask(seed: int) -> None:
+            random = Random(seed)
+            for _ in range(100):
+                place = random.randrange(10)
+                assert model(INPUT0=at(place)).array.tolist() == expected[place]
+
+        list(pool.map(ask, range(8)))
+        [told] = engine.statistics("lookup")["model_stats"]
+        assert (
+            int(told["inference_stats"]["success"]["count"]) == int(told["inference_count"]) == 810
+        )
+        batches = sum(int(batch["compute_infer"]["count"]) for batch in told["batch_stats"])
+        assert batches == int(told["execution_count"]) <= 810
+
+
+def test_a_failing_call_of_a_thread_hurts_no_other(lookups: Path) -> None:
+    with Engine(lookups) as engine, ThreadPoolExecutor(8) as pool:
+        model = engine.model("lookup")
+        model(INPUT0=at(0))
+
+        def ask(seed: int) -> int:
+            random, failed = Random(seed), 0
+            for _ in range(50):
+                place = random.choice((1, 2, 99))
+                if place == 99:
+                    with pytest.raises(headrace.ClientError, match="failed to execute"):
+                        model(INPUT0=at(place))
+                    failed += 1
+                else:
+                    model(INPUT0=at(place))
+            return failed
+
+        failures = sum(pool.map(ask, range(8)))
+        [told] = engine.statistics("lookup")["model_stats"]
+        assert int(told["inference_stats"]["fail"]["count"]) == failures
+        assert int(told["inference_stats"]["success"]["count"]) == 401 - failures
+
+
+def test_calls_of_the_event_loop_get_an_instance_that_threads_use(lookups: Path) -> None:
+    with Engine(lookups) as engine, ThreadPoolExecutor(4) as pool:
+        model = engine.model("lookup")
+        model(INPUT0=at(0))
+        over = threading.Event()
+
+        def ask(_: int) -> None:
+            while not over.is_set():
+                model(INPUT0=at(1))
+
+        asked = [pool.submit(ask, number) for number in range(3)]
+        try:
+            for _ in range(50):
+                model.infer({"INPUT0": at(2)})
+        finally:
+            over.set()
+        for each in asked:
+            each.result(30)
+
+
+def test_a_model_is_unloaded_while_threads_call_it(lookups: Path) -> None:
+    options: dict[str, Any] = {"model_control_mode": "explicit", "load_model": "lookup"}
+    with Engine(lookups, **options) as engine, ThreadPoolExecutor(3) as pool:
+        model = engine.model("lookup")
+        model(INPUT0=at(0))
+        over = threading.Event()
+
+        def ask(_: int) -> int:
+            answered = 0
+            while not over.is_set():
+                with suppress(headrace.ClientError):
+                    answered += len(model(INPUT0=at(1)))
+            return answered
+
+        asked = [pool.submit(ask, number) for number in range(3)]
+        try:
+            for _ in range(10):
+                engine.unload("lookup")
+                assert not model.ready()
+                engine.load("lookup")
+        finally:
+            over.set()
+        assert all(each.result(30) for each in asked)
+
+
+async def test_a_caller_of_quick_calls_leaves_the_loop_to_others(lookups: Path) -> None:
+    async with AsyncEngine(lookups) as engine:
+        model = engine.model("lookup")
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        await model(INPUT0=at(0))
+        other = asyncio.ensure_future(others())
+        for _ in range(1000):
+            await model(INPUT0=at(1))
+        other.cancel()
+        assert turns > 10
+        told = (await engine.statistics("lookup"))["model_stats"][0]
+        assert int(told["inference_stats"]["success"]["count"]) == 1001

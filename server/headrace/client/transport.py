@@ -15,7 +15,7 @@ from headrace.client.values import ModelSignature, arrays_of
 from headrace.connections.endpoint import Endpoint
 from headrace.core.call import InferResponse, Parameter
 from headrace.core.errors import InvalidRequest
-from headrace.core.tensors import Array, Tensor
+from headrace.core.tensors import Array, Tensor, TensorArray
 from headrace.protocol.http1 import header_lines
 
 T = TypeVar("T")
@@ -165,12 +165,34 @@ class Result(Mapping[str, Array]):
     """
 
     def __init__(self, response: InferResponse) -> None:
-        self.model = response.model_name
-        self.version = response.model_version
-        self.id = response.id
-        self.parameters = response.parameters
         self.response = response  # the protocol's response, with datatypes
-        self._arrays = arrays_of(response.outputs)
+        self._named: Mapping[str, TensorArray] | None = None
+
+    @property
+    def model(self) -> str:
+        """The name of the model that has answered."""
+        return self.response.model_name
+
+    @property
+    def version(self) -> str:
+        """The version that has answered."""
+        return self.response.model_version
+
+    @property
+    def id(self) -> str:
+        """The request's id; "" for none."""
+        return self.response.id
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """The response's parameters."""
+        return self.response.parameters
+
+    @property
+    def _arrays(self) -> Mapping[str, TensorArray]:
+        if self._named is None:
+            self._named = arrays_of(self.response.outputs)
+        return self._named
 
     def __getitem__(self, name: str) -> Array:
         return np.asanyarray(self._arrays[name])

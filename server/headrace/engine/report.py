@@ -20,13 +20,19 @@ from headrace.placement.placement import PlacedInstance, Placement
 class VersionReport:
     """The report of one version; `running` are its parts while it is loaded.
 
-    `statistics` are its counters, possibly taken over from a replaced version.
+    Its counters are possibly taken over from a replaced version.
     """
 
     def __init__(self, statistics: VersionStatistics) -> None:
-        self.statistics = statistics
+        self._statistics = statistics
         self.running: RunningVersion | None = None
         self._measured: dict[str, int] = {}  # bytes of instances, where measured after the load
+
+    @property
+    def statistics(self) -> VersionStatistics:
+        """The counters, up to date."""
+        self._statistics.settle()
+        return self._statistics
 
     @property
     def instances(self) -> list[PlacedInstance]:

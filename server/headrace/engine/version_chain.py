@@ -19,6 +19,7 @@ from headrace.engine.running import RunningVersion
 from headrace.engine.shared_memory import share
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.reading import first_response_bounds
+from headrace.scheduling.batcher import Batcher
 
 
 class VersionChain:
@@ -119,6 +120,9 @@ class VersionChain:
             most = signature.max_batch_size or maxsize
             told = signature, self.model, self.name
             self.direct = Direct(told, self._codecs, {}, most, direct, running.memory)
+            scheduler = running.scheduler
+            if isinstance(scheduler, Batcher) and direct == scheduler.submit:
+                self.direct.lend, self.direct.run_alone = scheduler.lend, scheduler.run_alone
 
     def _queue_checked(self, call: Call) -> None:
         """Queue a call that was checked earlier; raises `ServerError`."""

@@ -211,6 +211,10 @@ class Window:
         return found
 
 
+# Arguments of `VersionStatistics.batch_succeeded`.
+BatchCounts = tuple[Sequence[int], int, int, int, int, int, int]
+
+
 class VersionStatistics:
     """The counters of one model version.
 
@@ -244,6 +248,22 @@ class VersionStatistics:
         self.backends: dict[str, BackendCounts] = {}  # by name, for a model with several backends
         self.ended_runs: Counter[str] = Counter()  # terminated runs in this process, by reason
         self.endpoints: dict[str, EndpointCounts] = {}  # by name, for an upstream model
+        self._owed: list[BatchCounts] = []
+
+    def owe(self, counts: BatchCounts) -> int:
+        """Keep the arguments of `batch_succeeded` for the next `settle`; from any thread.
+
+        Returns how many wait for it.
+        """
+        self._owed.append(counts)
+        return len(self._owed)
+
+    def settle(self) -> None:
+        """Count the batches of threads."""
+        owed, self._owed = self._owed, []
+        for counts in owed:
+            self.batches_closed[Closed.IDLE] += 1
+            self.batch_succeeded(*counts)
 
     @property
     def fail_count(self) -> int:

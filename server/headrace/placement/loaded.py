@@ -121,8 +121,11 @@ class LoadedModel(Servable):
     """A model loaded into this process, used by one thread at a time.
 
     The base class of backends' own models, which implement `infer`, set `inputs`, `outputs` and
-    `traits`, and may implement `rest`, `terminate` and `close`.
+    `traits`, and may implement `rest`, `terminate` and `close`. `any_thread` is true if `infer` may
+    be called on any thread.
     """
+
+    any_thread = False
 
     def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[TensorArray]:
         """Run the model; returns arrays in the order of `outputs`. May raise anything.

@@ -28,8 +28,8 @@ from headrace.core.limits import ABANDONED_SECS
 from headrace.engine.engine import Engine
 from headrace.engine.tracing import Tracing
 from headrace.options import SettingsError
-from headrace.runner.in_process import InProcessTransport
-from headrace.runner.plain import CoroutineCall, ThreadCall
+from headrace.runner.in_process import FORKS, InProcessTransport
+from headrace.runner.plain import CoroutineCall, KnownInputs, ThreadCall
 from headrace.serving.models import GivenModel, lay_out
 from headrace.serving.sources import ServeError
 from headrace.settings import OPTIONS, Settings, unknown
@@ -147,6 +147,8 @@ class AsyncEngine(AsyncModels):
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await empty.wait()
+                    if self._transport is not None:
+                        await self._transport.emptied()
             if self._transport is not None:
                 await self._transport.close()
             await engine.stopped()
@@ -164,10 +166,10 @@ class AsyncEngine(AsyncModels):
         return self
 
     def _open(self) -> InProcessTransport:
-        if self._process != os.getpid():
-            raise RuntimeError("an engine belongs to the process that has created it")
         if self._transport is None:
             raise RuntimeError("the engine is closed")
+        if self._transport.forks != FORKS.count:
+            raise RuntimeError("an engine belongs to the process that has created it")
         return self._transport
 
 
@@ -179,13 +181,22 @@ class AsyncEngineModel(AsyncModel):
     ) -> None:
         super().__init__(engine, name, version)
         self._opened = opened
+        self._layout: KnownInputs | None = None
 
     async def __call__(self, table: Any = None, /, **inputs: Any) -> Result:
         """Run the model with its inputs by name, or with a table."""
         if table is None:
             call = CoroutineCall(self._opened())
-            if call.submit(self.name, self.version, inputs):
-                return await call.answered(self._client.timeout)
+            layout = call.fill(self.name, self.version, inputs, self._layout)
+            if layout is not None:
+                self._layout = layout
+                call.submit(layout.direct, self._client.timeout)
+                try:
+                    await call.future
+                except BaseException:
+                    call.give_up()
+                    raise
+                return call.result()
         return await super().__call__(table, **inputs)
 
 
@@ -220,15 +231,11 @@ class EmbeddedEngine(BlockingModels[AsyncEngine]):
 
     def model(self, name: str, version: str = "") -> "EngineModel":
         """A handle of a model, to be called with its inputs by name."""
-        return EngineModel(self, name, version, self._plain)
+        return EngineModel(self, name, version, self._call)
 
-    def _plain(self, model: str, version: str, inputs: Mapping[str, Any]) -> Result | None:
-        """The result of a plain call; None for any other, which goes the complete way."""
-        if self._process != os.getpid():
-            return None
-        engine = self._asynchronous
-        call = ThreadCall(engine._open())
-        return call.answered(self._loop, model, version, inputs, engine.timeout)
+    def _call(self) -> ThreadCall:
+        """A call of this thread."""
+        return ThreadCall(self._asynchronous._open(), self._loop)
 
     def metrics(self) -> bytes:
         """The metrics in Prometheus' text format, as of a server."""
@@ -248,16 +255,21 @@ class EngineModel(Model):
 
     def __init__(
         self, engine: EmbeddedEngine, name: str, version: str,
-        plain: Callable[[str, str, Mapping[str, Any]], Result | None],
+        call: Callable[[], ThreadCall],
     ) -> None:  # fmt: skip
         super().__init__(engine, name, version)
-        self._plain = plain
+        self._call = call
+        self._layout: KnownInputs | None = None
 
     def __call__(self, table: Any = None, /, **inputs: Any) -> Result:
         """Run the model with its inputs by name, or with a table."""
         if table is None:
-            found = self._plain(self.name, self.version, inputs)
+            call, model = self._call(), self._asynchronous
+            found = call.answered(
+                model.name, model.version, inputs, self._layout, model._client.timeout
+            )
             if found is not None:
+                self._layout = call.layout
                 return found
         return super().__call__(table, **inputs)
 

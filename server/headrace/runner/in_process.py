@@ -2,8 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+import os
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -23,12 +25,28 @@ from headrace.engine.engine import Engine
 from headrace.protocol.generate import decode_generate, encode_generate
 from headrace.protocol.parameters import add_timing, call_options, split_parameters, wants_timing
 from headrace.protocol.status import STATUS
+from headrace.scheduling.lending import ThreadedCall
 
 _SEVERAL = "the model may answer any number of times: call stream"
 _NOTHING: frozenset[str] = frozenset()
+_LEAST_PAUSE = 0.005  # seconds between looks at the calls under way
 
 
-class EngineCall(Call):
+class _Forks:
+    """The number of forks between the first process and this one: cheaper to read than its id."""
+
+    count = 0
+
+    def forked(self) -> None:
+        """Note that this process has been forked."""
+        self.count += 1
+
+
+FORKS = _Forks()
+os.register_at_fork(after_in_child=FORKS.forked)
+
+
+class EngineCall(ThreadedCall):
     """A call of this process, with a deadline by the monotonic clock, 0 for none."""
 
     __slots__ = ("until",)
@@ -44,6 +62,9 @@ class EngineCall(Call):
     def remaining(self) -> float:
         """Implements `Call.remaining`."""
         return max(self.until - monotonic(), 1e-3) if self.until else 0.0
+
+    def expire(self, seconds: float) -> None:
+        """End a call of the short way in time; others are ended by who has begun them."""
 
 
 class _SingleCall(EngineCall):
@@ -101,6 +122,36 @@ class _StreamedCall(EngineCall):
         self.responses.end(status_error(error))
 
 
+class Expiry:
+    """One timer for all calls of an engine that end in time, nearly all of them."""
+
+    def __init__(self, calls: set[EngineCall]) -> None:
+        self._calls = calls
+        self._timer: asyncio.TimerHandle | None = None
+        self._seconds = 0.0
+
+    def after(self, seconds: float) -> float:
+        """The moment after so many seconds, when the call that is about to begin expires."""
+        if self._timer is None:
+            self._seconds = seconds
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+        return monotonic() + seconds
+
+    def _look(self) -> None:
+        self._timer = None
+        now = monotonic()
+        left = inf
+        for call in list(self._calls):
+            if call.until:
+                if call.until <= now:
+                    call.expire(self._seconds)
+                else:
+                    left = min(left, call.until - now)
+        if left < inf:
+            pause = max(left, _LEAST_PAUSE)
+            self._timer = asyncio.get_running_loop().call_later(pause, self._look)
+
+
 class InProcessTransport:
     """Implements `headrace.client.transport.Transport` by an engine, on its event loop.
 
@@ -109,7 +160,11 @@ class InProcessTransport:
 
     def __init__(self, engine: Engine, max_request_bytes: int) -> None:
         self.engine = engine
+        self.forks = FORKS.count
+        self.loop = asyncio.get_running_loop()
         self.under_way = set[EngineCall]()
+        self.expiry = Expiry(self.under_way)
+        self._emptied: asyncio.Event | None = None
         self._unary = unary_handlers(engine, max_request_bytes)
 
     async def ask(
@@ -124,6 +179,7 @@ class InProcessTransport:
         if answer is None:
             raise ClientError(f"{operation.name} is an operation of servers")
         message = request_message(operation, given or {}, parts)
+        await asyncio.sleep(0)  # calls that have just been answered are counted by then
         try:
             async with asyncio.timeout(seconds or None):
                 return answer_document(operation, await answer(message, None))
@@ -144,7 +200,7 @@ class InProcessTransport:
             finally:
                 if not call.future.done() or call.future.cancelled():
                     call.cancel()
-        return apart(response, [tensor.array for tensor in request.inputs])
+        return apart(response, call.inputs)
 
     async def stream(
         self, request: InferRequest, signature: ModelSignature, seconds: float
@@ -154,7 +210,7 @@ class InProcessTransport:
         with self._submitted(call):
             try:
                 async for response in call.responses:
-                    yield apart(response, [tensor.array for tensor in request.inputs])
+                    yield apart(response, call.inputs)
             finally:
                 if not call.over:
                     call.cancel()
@@ -187,6 +243,18 @@ class InProcessTransport:
         """Raise `ClientError`: paths are a server's."""
         raise ClientError(f"{path} is a path of servers")
 
+    def left(self, call: EngineCall) -> None:
+        """Note that a call is over."""
+        self.under_way.discard(call)
+        if self._emptied is not None and not self.under_way:
+            self._emptied.set()
+
+    async def emptied(self) -> None:
+        """Wait until no call is under way."""
+        if self.under_way:
+            self._emptied = asyncio.Event()
+            await self._emptied.wait()
+
     async def close(self) -> None:
         """End the calls that are still under way."""
         for call in list(self.under_way):
@@ -211,7 +279,7 @@ class InProcessTransport:
         except ServerError as error:
             raise status_error(error) from None
         finally:
-            self.under_way.discard(call)
+            self.left(call)
             admission.leave(call.nbytes)
 
 
@@ -228,14 +296,19 @@ def _asked(request: InferRequest) -> Call:
     )  # fmt: skip
 
 
-def apart(response: InferResponse, inputs: Iterable[TensorArray]) -> InferResponse:
+def apart(response: InferResponse, inputs: Mapping[str, Tensor]) -> InferResponse:
     """A response whose outputs are not in the caller's arrays, which may change from now on."""
-    given = [array for array in inputs if isinstance(array, np.ndarray)]
     for place, tensor in enumerate(response.outputs):
         array = tensor.array
-        if isinstance(array, np.ndarray) and any(np.may_share_memory(array, g) for g in given):
-            response.outputs[place] = Tensor(tensor.name, tensor.datatype, array.copy())
+        for given in inputs.values():
+            if _shared(array, given.array):
+                response.outputs[place] = Tensor(tensor.name, tensor.datatype, array.copy())
     return response
+
+
+def _shared(array: TensorArray, given: TensorArray) -> bool:
+    both = isinstance(array, np.ndarray) and isinstance(given, np.ndarray)
+    return both and np.may_share_memory(array, given)
 
 
 def status_error(error: ServerError) -> StatusError:

@@ -1,8 +1,9 @@
 """The short way of plain calls from the program: arrays exactly as a model takes them.
 
 A call by `model(name=array)` whose arrays have the declared datatypes and shapes, to a model whose
-doors may submit directly, needs no conversion, no request of the client and no task. Anything else,
-and every refusal, takes the complete way of `headrace.client`, whose results are the same.
+doors may submit directly, needs no conversion, no request of the client and no task. A thread may
+even run it itself: see `headrace.scheduling.lending`. Anything else, and every refusal, takes the
+complete way of `headrace.client`, whose results are the same.
 """
 
 import asyncio
@@ -11,44 +12,77 @@ from contextlib import suppress
 from math import inf
 from threading import Lock
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace.client import ConnectionFailed
 from headrace.client.transport import Result
-from headrace.core.call import InferResponse
-from headrace.core.datatypes import NUMPY
-from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.call import Computed, InferResponse
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import InvalidRequest, ServerError, ServerExiting
 from headrace.core.tensors import Tensor, new_tensor
+from headrace.engine.entrance import Direct
 from headrace.runner.in_process import EngineCall, InProcessTransport, apart, late, status_error
+from headrace.scheduling.lending import Lender
 
 _LOOK_SECS = 1.0  # between looks of a waiting thread at the event loop
+
+
+class KnownInputs(NamedTuple):
+    """Inputs that a version has taken: calls with the same need no further check."""
+
+    direct: Direct
+    inputs: tuple[tuple[str, Datatype, "np.dtype[Any]", tuple[int, ...]], ...]
+    rows: int
+    nbytes: int
+    key: object
 
 
 class PlainCall(EngineCall):
     """A call that is answered to whoever waits for it."""
 
-    __slots__ = ("_transport", "error", "over", "response")
+    __slots__ = ("_transport", "error", "over", "queued", "response")
 
     def __init__(self, transport: InProcessTransport) -> None:
         self._transport = transport
         self.response: InferResponse | None = None
         self.error: Exception | None = None
-        self.over = False
+        self.queued = self.over = False
 
-    def submit(self, model: str, version: str, given: Mapping[str, Any]) -> bool:
-        """Queue the call if it is plain, for a model that was called before.
+    def fill(
+        self, model: str, version: str, given: Mapping[str, Any], known: KnownInputs | None
+    ) -> KnownInputs | None:
+        """Take the inputs of a plain call, for a model that was called before; None for others.
 
-        False for any other: nothing has happened then. Raises `StatusError`.
+        `known` is the layout of the caller's last call.
         """
-        engine = self._transport.engine
-        found = engine.known.get((model, version))
+        found = self._transport.engine.known.get((model, version))
         if found is None or not found.ready or (direct := found.direct) is None:
-            return False
+            return None
+        if known is not None and known.direct is direct and len(given) == len(known.inputs):
+            inputs: dict[str, Tensor] = {}
+            for name, datatype, dtype, shape in known.inputs:
+                array = given.get(name)
+                if (
+                    type(array) is not np.ndarray
+                    or array.dtype is not dtype
+                    or array.shape != shape
+                    or not array.flags.c_contiguous
+                ):
+                    break
+                inputs[name] = new_tensor((name, datatype, array))
+            else:
+                self.ask(model, version, "", inputs, nbytes=known.nbytes)
+                self.rows, self.key = known.rows, known.key
+                return known
+        return self._check(model, version, given, direct)
+
+    def _check(
+        self, model: str, version: str, given: Mapping[str, Any], direct: Direct
+    ) -> KnownInputs | None:
         signature = direct.of[0]
         inputs: dict[str, Tensor] = {}
-        nbytes = 0
         try:
             for name, array in given.items():
                 datatype = signature.input(name).datatype
@@ -58,38 +92,65 @@ class PlainCall(EngineCall):
                     or array.dtype.hasobject
                     or not array.flags.c_contiguous
                 ):
-                    return False
+                    return None
                 inputs[name] = new_tensor((name, datatype, array))
-                nbytes += array.nbytes
+            nbytes = sum([tensor.array.nbytes for tensor in inputs.values()])
             self.ask(model, version, "", inputs, nbytes=nbytes)
             self.rows = signature.check(self)
         except InvalidRequest:
-            return False
+            return None
         if self.rows > direct.most_rows:
-            return False
-        self.until = 0.0
+            return None
+        self.key = None if signature.uniform else signature.batch_key(self)
+        layout = tuple((t.name, t.datatype, t.array.dtype, t.array.shape) for t in inputs.values())
+        return KnownInputs(direct, layout, self.rows, nbytes, self.key)
+
+    def submit(self, direct: Direct, seconds: float) -> None:
+        """Queue the filled call, to be answered within so many seconds if not 0.
+
+        Raises `StatusError`. It is charged to nobody: its arrays are the program's.
+        """
+        transport = self._transport
+        if not transport.under_way and direct.run_alone(self):
+            return
+        self.until = transport.expiry.after(seconds) if seconds else 0.0
+        transport.under_way.add(self)
+        self.queued = True
         try:
-            engine.admission.enter(nbytes)
-            self._transport.under_way.add(self)
-            try:
-                direct.submit(self)
-            except BaseException:
-                self._leave()
-                raise
-        except ServerError as error:
-            raise status_error(error) from None
-        return True
+            if transport.engine.admission.exiting:
+                raise ServerExiting("Server exiting")
+            direct.submit(self)
+        except BaseException as error:
+            self._leave()
+            if isinstance(error, ServerError):
+                raise status_error(error) from None
+            raise
+
+    def respond_from(self, batch: Computed) -> None:
+        """Implements `Call.respond_from`."""
+        if self._leave():
+            response = batch.response(self)
+            # The inputs of several calls were copied into the batch.
+            self.response = response if len(batch.calls) > 1 else apart(response, self.inputs)
+            self.wake()
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Implements `Call.respond`."""
-        self.response = response
         if self._leave():
+            self.response = apart(response, self.inputs)
             self.wake()
 
     def fail(self, error: ServerError) -> None:
         """Implements `Call.fail`."""
-        self.error = status_error(error)
         if self._leave():
+            self.error = status_error(error)
+            self.wake()
+
+    def expire(self, seconds: float) -> None:
+        """End the call, which has taken so many seconds."""
+        if self._leave():
+            self.cancel()
+            self.error = late(self.model_name, seconds)
             self.wake()
 
     def give_up(self) -> None:
@@ -98,7 +159,7 @@ class PlainCall(EngineCall):
             self.cancel()
 
     def result(self) -> Result:
-        """The response as the caller gets it; raises `StatusError`."""
+        """The response as the caller gets it; raises `ClientError`."""
         if (error := self.error) is not None:
             self.error = None
             try:
@@ -106,15 +167,15 @@ class PlainCall(EngineCall):
             finally:
                 del error  # which has this frame in its traceback
         assert self.response is not None
-        return Result(apart(self.response, [tensor.array for tensor in self.inputs.values()]))
+        return Result(self.response)
 
     def _leave(self) -> bool:
-        """Release the submitted call; False if it was over before."""
+        """Release the call; False if it was over before."""
         if self.over:
             return False
         self.over = True
-        self._transport.under_way.discard(self)
-        self._transport.engine.admission.leave(self.nbytes)
+        if self.queued:
+            self._transport.left(self)
         return True
 
     def wake(self) -> None:
@@ -123,27 +184,15 @@ class PlainCall(EngineCall):
 
 
 class CoroutineCall(PlainCall):
-    """A call that a coroutine waits for."""
+    """A call that a coroutine waits for: `future` is done once it is answered."""
 
     __slots__ = ("future",)
 
     def __init__(self, transport: InProcessTransport) -> None:
-        super().__init__(transport)
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def answered(self, seconds: float) -> Result:
-        """The result of the submitted call, within so many seconds if not 0."""
-        future = self.future
-        expiry = future.get_loop().call_later(seconds, self.wake) if seconds else None
-        try:
-            await future
-            if not self.over:
-                raise late(self.model_name, seconds)
-            return self.result()
-        finally:
-            if expiry is not None:
-                expiry.cancel()
-            self.give_up()
+        self._transport = transport
+        self.response = self.error = None
+        self.queued = self.over = False
+        self.future: asyncio.Future[None] = transport.loop.create_future()
 
     def wake(self) -> None:
         """Implements `PlainCall.wake`."""
@@ -154,49 +203,96 @@ class CoroutineCall(PlainCall):
 class ThreadCall(PlainCall):
     """A call that a thread waits for: a lock costs less than an event, or a future."""
 
-    __slots__ = ("_answered",)
+    __slots__ = ("_again", "_answered", "_given", "_loop", "_seconds", "layout")
 
-    def __init__(self, transport: InProcessTransport) -> None:
+    def __init__(self, transport: InProcessTransport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(transport)
+        self.instance = None
+        self.layout: KnownInputs | None = None
+        self._loop = loop
+        self._again = False
         self._answered = Lock()
         self._answered.acquire()
 
     def answered(
-        self, loop: asyncio.AbstractEventLoop, model: str, version: str, given: Mapping[str, Any],
+        self, model: str, version: str, given: Mapping[str, Any], known: KnownInputs | None,
         seconds: float,
     ) -> Result | None:  # fmt: skip
-        """Submit the call on the engine's loop, and wait for its result, for seconds if not 0.
+        """Run the call, or have it run, and return its result, within so many seconds if not 0.
 
-        None if it is not plain.
+        None if it is not plain; `known` and `layout` are as in `fill`.
         """
+        self.until = monotonic() + seconds if seconds else 0.0
+        self._given, self._seconds = (model, version, given), seconds
         try:
-            loop.call_soon_threadsafe(self._begin, model, version, given)
-        except RuntimeError:  # the loop has ended: the complete way says so
-            return None
-        until = monotonic() + seconds if seconds else inf
-        try:
-            while not self._answered.acquire(
-                timeout=min(max(until - monotonic(), 0.0), _LOOK_SECS)
-            ):
-                if loop.is_closed():
-                    raise ConnectionFailed("the client was closed during the request")
-                if monotonic() >= until:
-                    raise late(model, seconds)
+            while not self.over:
+                self._again = False
+                self.layout = self.fill(model, version, given, known)
+                lender = None if self.layout is None else self.layout.direct.lender
+                if lender is not None and lender.enter(self):
+                    self._take_turn(lender, seconds)
+                elif not self._hand_on(seconds):
+                    return None
+                if not self._again:
+                    break
         except BaseException:
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self.give_up)
+                self._loop.call_soon_threadsafe(self.give_up)
             raise
         return None if self.response is None and self.error is None else self.result()
-
-    def _begin(self, model: str, version: str, given: Mapping[str, Any]) -> None:
-        try:
-            if self.submit(model, version, given):
-                return
-        except Exception as error:
-            self.error = error
-        self.over = True
-        self.wake()
 
     def wake(self) -> None:
         """Implements `PlainCall.wake`."""
         self._answered.release()
+
+    def hand_over(self) -> None:
+        """Implements `ThreadedCall.hand_over`."""
+        if not self.over:
+            self._begin()
+
+    def _take_turn(self, lender: Lender, seconds: float) -> None:
+        try:
+            if self.instance is None:
+                self._wait(seconds)
+            if self.instance is not None:
+                lender.run(self)
+                if not self.over:  # the batch has failed
+                    self._wait(seconds)
+        finally:
+            lender.leave(self)
+
+    def _hand_on(self, seconds: float) -> bool:
+        """Pass the call to the event loop, and wait; False if it has ended."""
+        try:
+            self._loop.call_soon_threadsafe(self._begin)
+        except RuntimeError:  # the complete way says so
+            return False
+        self._wait(seconds)
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until the call is answered, or it is its turn."""
+        acquire, until = self._answered.acquire, self.until or inf
+        while not acquire(timeout=min(max(until - monotonic(), 0.0), _LOOK_SECS)):
+            if self._loop.is_closed():
+                raise ConnectionFailed("the client was closed during the request")
+            if monotonic() >= until:
+                raise late(self._given[0], seconds)
+            if self.instance is not None:
+                return
+
+    def _begin(self) -> None:
+        """Lend the model's instances to threads, or submit the call."""
+        try:
+            layout = self.fill(*self._given, None)
+            if layout is not None:
+                lender = layout.direct.lend(self._loop.call_soon_threadsafe)
+                if lender is None:
+                    self.submit(layout.direct, self._seconds)
+                    return
+                layout.direct.lender = lender
+                self._again = True
+        except Exception as error:
+            self.error = error
+        self.over = not self._again
+        self.wake()

@@ -13,6 +13,7 @@ from headrace.core.call import (
     InferResponse,
     Parameter,
     Timing,
+    new_timing,
 )
 from headrace.core.datatypes import BY_NUMPY, NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, ServerError
@@ -216,13 +217,13 @@ class Batch:
             first, names = call.first, call.outputs
             end = first + call.rows
             tensors = [
-                Tensor(name, datatype, whole[first:end])
+                new_tensor((name, datatype, whole[first:end]))
                 for name, datatype, whole in tensors
                 if not names or name in names
             ]
         queue_ns = self.started - call.arrived
-        timing = Timing(queue_ns, self.compute_ns, self.rows, self.gather_ns)
-        return InferResponse(call.model_name, self.version, call.id, tensors, timing)
+        timing = new_timing((queue_ns, self.compute_ns, self.rows, self.gather_ns))
+        return InferResponse(call.model_name, self.version, call.id, tensors, timing, {})
 
     def respond_each(
         self, version: str, parts: Sequence[Answer], outcome: Outcome

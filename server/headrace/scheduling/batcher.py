@@ -47,7 +47,7 @@ from headrace.core.errors import (
 )
 from headrace.core.limits import FEW, ModelLoad
 from headrace.core.signature import Signature
-from headrace.observability.statistics import VersionStatistics
+from headrace.observability.statistics import Closed, VersionStatistics
 from headrace.scheduling.batch import (
     Aimed,
     Answer,
@@ -60,12 +60,15 @@ from headrace.scheduling.batch import (
     Part,
     Unanswered,
 )
+from headrace.scheduling.lending import Lender, LentInstance, counts, taken
 from headrace.scheduling.overload import Overload
-from headrace.scheduling.policy import SchedulingPolicy
+from headrace.scheduling.policy import NO_POLICY, SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.queue import LIGHT, MANY, RequestQueue
 
 log = logging.getLogger(__name__)
+_LENT_NS = 500_000_000  # between looks at instances that are lent
+_ALONE_NS = 200_000  # for calls that run one after the other in a tick of the event loop
 _REFUSED_AT_ONCE = 64  # for their delay, in one turn of the event loop
 _load = attrgetter("load")
 
@@ -248,6 +251,13 @@ class Batcher:
         self._timer_at = 0
         self._on_drained: list[Callable[[], None]] = []
         self._expected = 0
+        self._lender: Lender | None = None
+        self._able: dict[Instance, LentInstance] = {}  # that any thread may run
+        self._simple = (
+            not (policy.batch.max_delay or policy.levels or policy.preserve_ordering or self._alike)
+            and policy.queue == NO_POLICY
+        )
+        self._alone_since = 0  # nanoseconds; 0 if the loop has had a turn since the last such call
 
     @property
     def pending(self) -> int:
@@ -257,17 +267,23 @@ class Batcher:
     @property
     def busy(self) -> bool:
         """True if any request is queued, in progress, or announced."""
-        if self._open or self._expected or self._instances.busy or self._line.waits:
+        if self._open or self._expected or self._line.waits:
+            return True
+        if self._instances.busy and (self._lender is None or self._lender.in_use):
             return True
         return any(line.waits for line in self._lines.values())
 
     def add_instance(self, instance: Instance) -> None:
         """Add an instance, which receives batches from now on."""
         self._instances.add(instance)
+        if isinstance(instance, LentInstance):
+            self._able[instance] = instance
         self._schedule_flush()
 
     def remove_instance(self, instance: Instance, removed: Callable[[], None]) -> None:
         """Give `instance` no more batches; `removed` is called once it has none in progress."""
+        self._take_back()
+        self._able.pop(instance, None)
         if self._instances.remove(instance, removed):
             self._soon(removed)
         for line in list(self._lines.values()):
@@ -277,6 +293,7 @@ class Batcher:
 
     def suspend(self, instance: Instance) -> None:
         """Give an idle instance no batches until it is resumed."""
+        self._take_back()
         self._instances.suspend(instance)
 
     def resume(self, instance: Instance) -> None:
@@ -331,9 +348,12 @@ class Batcher:
         load.bytes += call.nbytes
         if self._order is not None:
             self._order.append(call)
-        if self._idle and not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._soon(self._flush)
+        if self._idle:
+            if not self._flush_scheduled:
+                self._flush_scheduled = True
+                self._soon(self._flush)
+        elif self._lender is not None:
+            self._take_back()
         if deadline is not None:
             self._arm(deadline)
 
@@ -425,8 +445,103 @@ class Batcher:
 
     def when_drained(self, callback: Callable[[], None]) -> None:
         """Call `callback` once nothing is queued or in progress."""
+        self._take_back()
         self._on_drained.append(callback)
         self._check_drained()
+
+    @property
+    def _quiet(self) -> bool:
+        """True if a call that comes now may run at once, whatever the policy."""
+        lines = self._lines or self._line.retries or self._queue.waiting
+        return self._simple and not (lines or self.quarantine.cases)
+
+    def run_alone(self, call: Call) -> bool:
+        """Run a checked call at once, with its rows and key, if it comes alone; else False.
+
+        So do the calls of a single caller, who waits for each: for such the end of the event loop's
+        tick, when calls are put together, would bring no other. Other callbacks of the loop have
+        their turn after `_ALONE_NS`.
+        """
+        if self._together > 1 or not (self._idle and self._quiet):
+            return False
+        instance = self._able.get(self._idle[-1])
+        if instance is None:
+            return False
+        now = self._now()
+        if not self._alone_since:
+            self._alone_since = now
+        elif now - self._alone_since > _ALONE_NS:
+            return False
+        batch = Batch(self._signature, [call])
+        if not instance.light(batch):
+            return False
+        call.arrived = call.began = now
+        self._idle.pop()
+        outcome = instance.run(batch)
+        if taken(batch, self._version, outcome):
+            self._idle.append(instance)
+            call.respond_from(batch)
+            self._statistics.batch_succeeded(*counts(batch, outcome))
+            self._closed[Closed.IDLE] += 1
+            if not self._flush_scheduled:
+                self._schedule_flush()
+        else:
+            self._returned(instance, batch, outcome)
+        return True
+
+    def lend(self, call_soon: Callable[..., Any]) -> Lender | None:
+        """Lend the idle instances to threads, until they are needed here; None if that is not
+        possible now.
+
+        `call_soon` passes a callback to the event loop, from any thread.
+        """
+        if self._lender is not None or not self._quiet:
+            return None
+        able = [self._able[one] for one in self._idle if one in self._able]
+        lent = [one for one in able if one.lendable]
+        if lent:
+            for instance in lent:
+                self._idle.remove(instance)
+            self._lender = Lender(
+                self._signature, self._version, self._policy.batch, self._statistics, lent,
+                call_soon, self._returned,
+            )  # fmt: skip
+            self._look_at_lender()
+        return self._lender
+
+    def _look_at_lender(self) -> None:
+        """Take the instances back if no thread has used them for a while."""
+        if (lender := self._lender) is None:
+            return
+        if not (lender.used or lender.in_use):
+            self._take_back()
+            return
+        lender.used = False
+        self._statistics.settle()
+        self._clock.at(self._now() + _LENT_NS, self._look_at_lender)
+
+    def _take_back(self) -> None:
+        """Take lent instances back; those in use are returned when their batch has ended."""
+        if (lender := self._lender) is not None:
+            self._lender = None
+            for instance in lender.take_back():
+                self._returned(instance, None, None)
+
+    def _returned(self, instance: Instance, batch: Batch | None, outcome: Outcome | None) -> None:
+        """Receive an instance that was lent, possibly with a batch that has failed there."""
+        if batch is not None and outcome is not None:
+            self._take_back()  # what waits for this instance there is to be run here
+            for call in batch.calls:
+                call.level, call.run_number = 1, 0
+                call.deadline = call.execution = None
+                call.owner = self
+                self._load.requests += 1
+                self._load.bytes += call.nbytes
+            self._finished(instance, batch, outcome)
+            return
+        if (removed := self._instances.give_back(instance)) is not None:
+            self._soon(removed)
+        self._schedule_flush()
 
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
@@ -443,6 +558,7 @@ class Batcher:
             self._soon(self._flush)
             return
         self._flush_scheduled = False
+        self._alone_since = 0
         now = self._now()
         if queue.deadlines:
             self._expire(queue, now)

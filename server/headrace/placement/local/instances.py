@@ -55,6 +55,9 @@ def run_batch(infer: Infer, batch: Batch, buffer: BatchBuffer | None = None) -> 
 class InstanceModel(Protocol):
     """The part of a `headrace.placement.loaded.LoadedModel` that its instance uses."""
 
+    # True if any thread may run it, one at a time.
+    any_thread: bool
+
     def batch_function(self, buffer: BatchBuffer) -> Callable[[Batch], Outcome]:
         """The function that runs batches, gathered in `buffer`; a failure is an outcome, too."""
 
@@ -203,6 +206,32 @@ class LocalInstance:
         self._number += 1
         self._work.put((batch, done))
 
+    @property
+    def lendable(self) -> bool:
+        """Implements `LentInstance.lendable`."""
+        return self._model.any_thread and self._looking is not None  # else none is looked after
+
+    def light(self, batch: Batch) -> bool:
+        """Implements `LentInstance.light`."""
+        if self._looking is None or (
+            batch.signature.texts and _is_heavy(batch.signature.texts, batch)
+        ):
+            return False
+        if self._sizes is not None:
+            return self._sizes.light(size_of(batch))
+        return self._kind is InstanceKind.INLINE
+
+    def run(self, batch: Batch) -> Outcome:
+        """Implements `LentInstance.run`."""
+        self._ran = True
+        self._batch = batch
+        self._number += 1
+        outcome = self._run_batch(batch)
+        self._batch = None
+        if self._verdict is not None:
+            self._judge(self._verdict, outcome)
+        return outcome
+
     def serves(self, target: object) -> bool:
         """Implements `Instance.serves`: it is its only target."""
         return target is self
@@ -316,13 +345,17 @@ class LocalInstance:
         self._footprint.ran(sum(inputs) + sum(array.nbytes for array in outcome.arrays))
         self._report(batch, done, outcome)
 
+    def _judge(self, verdict: Exception, outcome: Outcome) -> None:
+        """Note why a run was terminated."""
+        if outcome.error is not None:  # the run may have succeeded at the last moment
+            outcome.error = verdict
+        self._verdict = None
+
     def _report(self, batch: Batch, done: Done, outcome: Outcome) -> None:
         """Report the outcome of a batch; on the event loop."""
         self._batch = None
         if self._verdict is not None:
-            if outcome.error is not None:  # the run may have succeeded at the last moment
-                outcome.error = self._verdict
-            self._verdict = None
+            self._judge(self._verdict, outcome)
         # A failed run may have been short: it must not bring a heavy model back inline.
         auto, cost = self._auto, outcome.computed - outcome.started
         if self._sizes is not None:

@@ -82,6 +82,8 @@ MAX_TEXTS = 1_000_000
 class OnnxModel(LoadedModel):
     """One ONNX Runtime session. Used by one thread at a time."""
 
+    any_thread = True
+
     def __init__(
         self,
         session: ort.InferenceSession,
