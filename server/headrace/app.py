@@ -171,7 +171,8 @@ class Application:
         return await self._shut_down()
 
     def close(self) -> None:
-        """Remove the process's temporary files."""
+        """Remove the process's temporary files and sockets."""
+        self._doors.remove_files()
         self._engine.control.close()
 
     async def _load(self, sources: Sequence[ModelSource]) -> bool:

@@ -19,6 +19,7 @@ from headrace.api.header_rules import GRPC_PREFIX, HeaderRules
 from headrace.api.operations import Category
 from headrace.core.limits import ExecutionLimits, ResidencyOptions, Shares
 from headrace.doors.grpc.options import LEVELS, GrpcOptions, TlsFiles
+from headrace.doors.listeners import CLOSED
 from headrace.observability.logs import FORMATS, LogSettings
 from headrace.observability.trace_settings import TraceConfig, old_options, read_trace_config
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
@@ -52,9 +53,13 @@ class Settings:
         " `explicit` lets clients load and unload models",
         choices=("none", "poll", "explicit"),
     )
-    http_address: str = setting("127.0.0.1", "Address to listen on for HTTP")
+    http_address: str = setting(
+        "127.0.0.1", "Address to listen on for HTTP; `none`: only on `--http-unix-socket`"
+    )
     http_port: int = setting(8000, "Port for HTTP; 0 picks a free one", most=65_535)
-    grpc_address: str = setting("127.0.0.1", "Address to listen on for gRPC")
+    grpc_address: str = setting(
+        "127.0.0.1", "Address to listen on for gRPC; `none`: only on `--grpc-unix-socket`"
+    )
     grpc_port: int = setting(8001, "Port for gRPC; 0 picks a free one", most=65_535)
     metrics_port: int = setting(8002, "Port for metrics; 0 picks a free one", most=65_535)
     frontends: str = setting(
@@ -241,7 +246,20 @@ class Settings:
         metavar="NAME=ADDRESS",
     )
 
+    unix_socket_mode: str = setting(
+        "660",
+        "Permissions of the Unix sockets, in octal; whoever may write to one can connect",
+        form=("0?[0-7]{3}", "an octal mode such as 660"),
+        metavar="MODE",
+    )
+
     allow_http: bool = setting(True, "Serve HTTP", section="HTTP")
+    http_unix_socket: str = setting(
+        "",
+        "Path of a Unix socket to listen on for HTTP as well; a socket that a killed server left is"
+        " replaced, one in use or any other file is refused",
+        metavar="FILE",
+    )
     reuse_http_port: bool = setting(
         False, "Let several servers share the HTTP port; all of them must set this"
     )
@@ -275,6 +293,12 @@ class Settings:
     )
 
     allow_grpc: bool = setting(True, "Serve gRPC", section="gRPC")
+    grpc_unix_socket: str = setting(
+        "",
+        "Path of a Unix socket to listen on for gRPC as well, without TLS; always of the native"
+        " transport",
+        metavar="FILE",
+    )
     reuse_grpc_port: bool = setting(
         False, "Let several servers share the gRPC port; all of them must set this"
     )
@@ -644,6 +668,17 @@ class Settings:
             raise SettingsError(
                 "--allow-http and --allow-grpc are both false: nothing could be asked"
             )
+        for door, address, unix in (
+            ("http", self.http_address, self.http_unix_socket),
+            ("grpc", self.grpc_address, self.grpc_unix_socket),
+        ):
+            if unix and not getattr(self, f"allow_{door}"):
+                raise SettingsError(f"--{door}-unix-socket is of a closed door: --allow-{door}")
+            if address == CLOSED and not unix:
+                raise SettingsError(
+                    f"--{door}-address={CLOSED} needs --{door}-unix-socket;"
+                    f" --allow-{door}=false closes the door"
+                )
         if self.allow_grpc and self.grpc_transport == "grpcio" and find_spec("grpc") is None:
             raise SettingsError(
                 "--grpc-transport=grpcio needs grpcio: pip install 'headrace[grpcio]'"

@@ -40,6 +40,7 @@ LAYERS = {
     "plugins.openapi": 10,
     "plugins": 8,
     "api": 8,
+    "doors.listeners": 7,
     "doors.acceptor": 8,
     "doors.door": 8,
     "doors.http": 9,

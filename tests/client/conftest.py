@@ -1,4 +1,4 @@
-"""A server, and relays before it that speak TLS or listen on Unix sockets."""
+"""A server with all its doors, and relays before it that speak TLS."""
 
 import asyncio
 import ssl
@@ -41,32 +41,36 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(repository: Path) -> Iterator[ServerProcess]:
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
+def sockets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for Unix sockets."""
+    return tmp_path_factory.mktemp("sockets")
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path, sockets: Path) -> Iterator[ServerProcess]:
+    unix = {"http_unix_socket": sockets / "http", "grpc_unix_socket": sockets / "grpc"}
+    given = (OPTIONS | unix).items()
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given]
     with clean_server(repository, options=options) as process:
         yield process
 
 
 @pytest.fixture(scope="session")
-def urls(
-    server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, str]]:
+def urls(server: ServerProcess, sockets: Path) -> Iterator[Mapping[str, str]]:
     """URLs of the server by scheme."""
-    folder = tmp_path_factory.mktemp("sockets")
     servers: list[asyncio.Server] = []
     found = {"http": server.url, "grpc": f"grpc://{server.grpc}"}
+    found |= {"unix": f"unix:{sockets}/http", "grpc+unix": f"grpc+unix:{sockets}/grpc"}
 
     async def open_relays() -> None:
-        for name, target, form in (("http", server.http, ""), ("grpc", server.grpc, "grpc+")):
+        for name, target in (("http", server.http), ("grpc", server.grpc)):
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(TLS / "server.pem", TLS / "server.key")
-            tls.set_alpn_protocols(["h2" if form else "http/1.1"])
+            tls.set_alpn_protocols(["h2" if name == "grpc" else "http/1.1"])
             relay = partial(_relay, target)
-            secure = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=tls)
-            servers.extend((secure, await asyncio.start_unix_server(relay, folder / name)))
-            port = secure.sockets[0].getsockname()[1]
+            servers.append(await asyncio.start_server(relay, "127.0.0.1", 0, ssl=tls))
+            port = servers[-1].sockets[0].getsockname()[1]
             found[f"{name}s"] = f"{name}s://localhost:{port}"
-            found[f"{form}unix"] = f"{form}unix:{folder / name}"
 
     with running_loop() as loop:
         asyncio.run_coroutine_threadsafe(open_relays(), loop).result()

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from headrace.doors.acceptor import Acceptor
-from headrace.doors.http.server import bind
+from headrace.doors.listeners import bind
 
 
 class Greeting(asyncio.Protocol):

@@ -27,13 +27,15 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from headrace.doors.listeners import QUEUE, user_of
+
 log = logging.getLogger(__name__)
 
-QUEUE = 4096  # connections that can wait to be accepted; others are retried after a second
 _ACCEPTED = 256  # connections accepted in a turn of the loop
 _MADE = 8  # connections made in one, of those that are accepted
 _SHAKING = 512  # TLS handshakes of one client address that are under way
 _ENDED = 64  # silent clients handled in one that have spoken, left or been silent too long
+_SHARED_SECS = 0.001  # after a connection of a shared socket: another process takes the next one
 _PAUSE_SECS = 1.0  # pause after a failure that would repeat at once
 _LOG_SECS = 10.0  # between log lines about failures
 _LOOK_SECS = 0.02  # polling interval of `wait_for`
@@ -62,6 +64,8 @@ class Acceptor:
         """
         self._loop = asyncio.get_running_loop()
         self._listener = listener
+        # Inherited from the engine's process, like the same socket in other front ends.
+        self._shared = listener.get_inheritable()
         self._make = make
         self._failed = failed
         self._tls = tls
@@ -113,11 +117,14 @@ class Acceptor:
 
     def _accept_some(self) -> None:
         try:
-            for _ in range(_ACCEPTED):
+            for _ in range(1 if self._shared else _ACCEPTED):
                 if not self._accept():
                     return
         except OSError as error:  # without a descriptor even if no connection is queued
             self._fail(error)
+        else:
+            if self._shared:
+                self._rest(_SHARED_SECS)
 
     def _accept(self) -> bool:
         """Accept one connection; returns True if another one may be queued, raises `OSError`."""
@@ -129,7 +136,7 @@ class Acceptor:
             return True
         sock.setblocking(False)
         if self._tls is None:
-            self._wait(sock, peer[0])
+            self._wait(sock, peer[0] if peer else user_of(sock))
         elif self._room(len(self._silent) + self._waiting_count + len(self._connecting)):
             try:
                 self._silent.add(sock, peer[0])
@@ -227,9 +234,13 @@ class Acceptor:
             self._unlogged = 0
         if error.errno in (errno.EMFILE, errno.ENFILE) and self._turn_away():
             return True
-        self._loop.remove_reader(self._listener.fileno())
-        self._pause = self._loop.call_later(_PAUSE_SECS, self.start)
+        self._rest(_PAUSE_SECS)
         return False
+
+    def _rest(self, seconds: float) -> None:
+        """Accept nothing for so long."""
+        self._loop.remove_reader(self._listener.fileno())
+        self._pause = self._loop.call_later(seconds, self.start)
 
     def _turn_away(self) -> bool:
         """Close the first queued connection; returns False without a descriptor to do so."""

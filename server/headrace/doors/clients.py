@@ -16,13 +16,14 @@ from headrace.doors.http.connection import FastPath
 from headrace.doors.http.head import Heads
 from headrace.doors.http.infer import CountedApp
 from headrace.doors.http.server import HttpServer
+from headrace.doors.listeners import CLOSED, port_of
 from headrace.engine.admission import Admission
 from headrace.engine.entrance import Entrance
 
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """Configuration of the HTTP door."""
+    """Configuration of the HTTP door; without a port for the address `CLOSED`."""
 
     address: str
     port: int
@@ -31,17 +32,19 @@ class HttpConfig:
     body_timeout_secs: int
     max_age_secs: int
     read_secs: int
+    inherited: int = -1  # a front end's descriptor of the listening Unix socket
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcConfig:
-    """Configuration of the gRPC door."""
+    """Configuration of the gRPC door; without a port for the address `CLOSED`."""
 
     address: str
     port: int
     transport: str
     options: GrpcOptions
     tls: TlsFiles | None = None
+    inherited: int = -1  # a front end's descriptor of the listening Unix socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +75,23 @@ class ClientDoors:
         self._limit = config.max_request_bytes
         self._access_log = config.access_log
         self._http: HttpServer | None = None
-        self._grpc: GrpcServer | None = None
+        self._grpc: list[GrpcServer] = []
         self._tls: TlsFiles | None = None
 
     def open_http(
-        self, config: HttpConfig, listener: socket.socket, app: ASGIApp, entrance: Entrance
+        self, config: HttpConfig, listeners: list[socket.socket], app: ASGIApp, entrance: Entrance
     ) -> int:
-        """Open the HTTP door; returns its port. `app` serves all but plain infer requests."""
+        """Open the HTTP door; returns its port, 0 if it has none.
+
+        `app` serves all but plain infer requests.
+        """
         rules, access_log = self.http_rules, self._access_log
         fast = None
         if config.fast_path:
             fast = FastPath(Heads(entrance, rules), self._limit, access_log)
         self._http = HttpServer(
             CountedApp(app, self._admission.answers, access_log),
-            listener,
+            listeners,
             config.keep_alive_secs,
             config.body_timeout_secs,
             fast,
@@ -98,28 +104,33 @@ class ClientDoors:
         return self._http.port
 
     async def open_grpc(
-        self, config: GrpcConfig, listener: socket.socket | None, handlers: Handlers, shared: bool
+        self, config: GrpcConfig, listeners: list[socket.socket], handlers: Handlers, shared: bool
     ) -> int:
-        """Open the gRPC door, by grpcio if there is no `listener`; returns its port.
+        """Open the gRPC door, its port by grpcio if that is chosen; returns it, 0 if it has none.
 
-        Raises `LoadFailed` if the server is without that part.
+        grpcio does not tell clients of a Unix socket apart. Raises `LoadFailed` if the server is
+        without that part.
         """
         self._tls = config.tls
         given = handlers, self._admission, self._limit, self._access_log
-        if listener is not None:
+        if listeners:
             context = config.tls.context() if config.tls else None
-            self._grpc = native = NativeServer(*given, context, config.options)
-            await native.start(listener)
-            return int(listener.getsockname()[1])
-        self._grpc = server = GRPCIO.load()()(*given, config.options, shared)
+            native = NativeServer(*given, context, config.options)
+            self._grpc.append(native)
+            await native.start(listeners)
+        if config.transport == "native" or config.address == CLOSED:
+            return port_of(listeners)
+        server = GRPCIO.load()()(*given, config.options, shared)
+        self._grpc.append(server)
         port = server.bind(config.address, config.port, config.tls)
         await server.start()
         return port
 
     def renew_tls(self) -> None:
         """Read certificate and key again, for new connections; raises `OSError`."""
-        if self._grpc is not None and self._tls is not None:
-            self._grpc.renew(self._tls)
+        for door in self._grpc:
+            if self._tls is not None:
+                door.renew(self._tls)
 
     def change_rules(self, http: HeaderRules, grpc: HeaderRules) -> None:
         """Apply header rules to all further requests, also of open connections."""
@@ -133,12 +144,11 @@ class ClientDoors:
 
     async def announce(self, grace: float) -> None:
         """Announce the shutdown to clients; requests already sent are still accepted."""
-        doors = [door for door in (self._http, self._grpc) if door is not None]
-        await asyncio.gather(*(door.announce(grace) for door in doors))
+        http = [] if self._http is None else [self._http.announce(grace)]
+        await asyncio.gather(*http, *(door.announce(grace) for door in self._grpc))
 
     async def close(self, grace: float, *beside: HttpServer) -> None:
         """Close the doors, and further ones; requests in flight have `grace` seconds."""
-        if self._grpc is not None:
-            await self._grpc.stop(grace)
+        await asyncio.gather(*(door.stop(grace) for door in self._grpc))
         doors = [*beside] if self._http is None else [self._http, *beside]
         await asyncio.gather(*(door.stop(grace) for door in doors))

@@ -22,7 +22,8 @@ from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.generate import inference_routes
 from headrace.doors.http.infer import CountedApp
 from headrace.doors.http.routes import LateApp, late_app
-from headrace.doors.http.server import HttpServer, bind, reserve
+from headrace.doors.http.server import HttpServer
+from headrace.doors.listeners import CLOSED, UnixSocket, bind, reserve
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.placement.cores import core_limit
@@ -74,6 +75,7 @@ class ServerDoors:
         self._front_ends: FrontEnds | None = None
         self._others: dict[str, Door] = {}  # of other packages
         self._ports: list[socket.socket] = []  # reserved for front ends
+        self._sockets: dict[str, UnixSocket] = {}  # by door
 
     async def open(self) -> None:
         """Open the doors and print their addresses.
@@ -94,10 +96,12 @@ class ServerDoors:
         if settings.allow_http:
             url = f"http://{_host(settings.http_address)}:{http}"
             more = f"; {front_ends}" if front_ends else ""
-            print(f"HTTP     {url}  (documentation at {url}/docs{more})")
+            at_port = f"{url}  (documentation at {url}/docs{more})" if http else ""
+            self._show("HTTP", "unix", at_port)
         if settings.allow_grpc:
             more = f"  ({front_ends})" if front_ends else ""
-            print(f"gRPC     {_host(settings.grpc_address)}:{grpc}{more}")
+            at_port = f"{_host(settings.grpc_address)}:{grpc}{more}" if grpc else ""
+            self._show("gRPC", "grpc+unix", at_port)
         if settings.allow_metrics:
             port = self._open_metrics()
             print(f"metrics  http://{_host(settings.metrics_address)}:{port}/metrics")
@@ -106,11 +110,21 @@ class ServerDoors:
             print(f"{name:<8} {await self._open_other(name, address)}")
         sys.stdout.flush()
 
+    def _show(self, door: str, scheme: str, at_port: str) -> None:
+        """Print a door's addresses, one a line: first that with a port, unless empty."""
+        shown = [at_port] if at_port else []
+        if door in self._sockets:
+            shown.append(f"{scheme}:{self._sockets[door].path}")
+        for lead, address in zip((door, ""), shown, strict=False):
+            print(f"{lead:<8} {address}")
+
     async def drain(self, seconds: float) -> int:
         """Announce the shutdown to clients; requests in transit are still accepted.
 
+        Unix sockets are removed first: none that connects then is lost between two front ends.
         Front ends finish and close: returns the number of requests still in flight after that.
         """
+        self.remove_files()
         others = self._tell_others(lambda door: door.drain(seconds), seconds)
         if self._front_ends is not None:
             left, _ = await asyncio.gather(self._front_ends.drain(seconds), others)
@@ -132,6 +146,13 @@ class ServerDoors:
         if self._front_ends is not None:
             self._front_ends.change_rules(http, grpc)
 
+    def remove_files(self) -> None:
+        """Remove the files of Unix sockets."""
+        for each in self._sockets.values():
+            each.remove()
+            if self._front_ends is not None:  # which have the socket, and will close it
+                each.listener.close()
+
     def end_unfinished(self) -> None:
         """Abandon incomplete requests."""
         self._clients.end_unfinished()
@@ -142,6 +163,7 @@ class ServerDoors:
         """Close every door; requests in flight have `grace` seconds."""
         if self._front_ends is not None:
             await self._front_ends.stop()
+        self.remove_files()
         for port in self._ports:
             port.close()
         await self._tell_others(lambda door: door.close(grace), grace)
@@ -185,18 +207,17 @@ class ServerDoors:
         engine = self._engine
         limit, rules = self._settings.max_request_bytes, self._clients.http_rules
         app = late_app(engine, limit, rules, inference_routes(engine, limit, rules))
-        return self._clients.open_http(config, self._listen("HTTP"), app, engine)
+        return self._clients.open_http(config, self._listeners("HTTP", config.address), app, engine)
 
     async def _open_grpc(self, config: GrpcConfig) -> int:
         settings, engine, limit = self._settings, self._engine, self._config.max_request_bytes
         rules = self._clients.grpc_rules
         unary = unary_handlers(engine, limit)
         handlers = all_handlers(engine, engine, unary, engine.readiness, limit, rules)
-        listener: socket.socket | None = self._listen("gRPC")
-        if config.transport != "native" and listener is not None:
-            listener.close()  # grpcio alone cannot explain why a port is refused
-            listener = None
-        return await self._clients.open_grpc(config, listener, handlers, settings.reuse_grpc_port)
+        listeners = self._listeners("gRPC", config.address)
+        if config.transport != "native" and config.address != CLOSED:
+            listeners.pop().close()  # grpcio alone cannot explain why a port is refused
+        return await self._clients.open_grpc(config, listeners, handlers, settings.reuse_grpc_port)
 
     def _open_metrics(self) -> int:
         """Open the metrics door; returns its port."""
@@ -210,13 +231,32 @@ class ServerDoors:
             return create_metrics_app(scraper(settings, engine), CONTENT_TYPE)
 
         self._metrics = server = HttpServer(
-            LateApp([], build), self._listen("metrics"), settings.http_keep_alive_secs,
+            LateApp([], build), [self._listen("metrics")], settings.http_keep_alive_secs,
             settings.http_body_timeout_secs,
             admission=Admission(0, 0, Shares(connections=_METRICS_CONNECTIONS)),
         )  # fmt: skip
         server.start()
         engine.metrics_at = settings.metrics_address, server.port
         return server.port
+
+    def _listeners(self, door: str, address: str) -> list[socket.socket]:
+        """Bind a door's Unix socket and then its port; raises `OSError` that names the door."""
+        unix = self._listen_unix(door)
+        found = [] if unix is None else [unix]
+        return found if address == CLOSED else [*found, self._listen(door)]
+
+    def _listen_unix(self, door: str) -> socket.socket | None:
+        """Bind a door's Unix socket if it has one; raises `OSError` that names the door."""
+        settings = self._settings
+        path = settings.http_unix_socket if door == "HTTP" else settings.grpc_unix_socket
+        if not path:
+            return None
+        try:
+            made = self._sockets[door] = UnixSocket(path, int(settings.unix_socket_mode, 8))
+        except OSError as error:
+            why = error.strerror or error
+            raise OSError(f"cannot listen on {path} for {door}: {why}") from None
+        return made.listener
 
     def _listen(self, door: str, how: Bind = bind) -> socket.socket:
         """Bind a door's socket; raises `OSError` that names the door."""
@@ -239,19 +279,30 @@ class ServerDoors:
         engine, config, make = self._engine, self._config, FRONT_ENDS.load()
         if (tls := self._settings.tls) is not None:
             tls.context()  # which says what is wrong with the files
-        http = config.http and replace(config.http, port=self._keep("HTTP"))
-        grpc = config.grpc and replace(config.grpc, port=self._keep("gRPC"))
+        http, grpc = config.http, config.grpc
+        if http is not None:
+            port, inherited = self._keep("HTTP", http.address)
+            http = replace(http, port=port, inherited=inherited)
+        if grpc is not None:
+            port, inherited = self._keep("gRPC", grpc.address)
+            grpc = replace(grpc, port=port, inherited=inherited)
         forwarded = late_app(engine, config.max_request_bytes, self._clients.http_rules)
         app = CountedApp(forwarded, engine.admission.answers, False)
         self._front_ends = make(engine, app, count, replace(config, http=http, grpc=grpc))
         await self._front_ends.start()
         return http.port if http else 0, grpc.port if grpc else 0
 
-    def _keep(self, door: str) -> int:
-        """Reserve a port for the front ends; returns its number."""
-        self._ports.append(self._listen(door, reserve))
-        number: int = self._ports[-1].getsockname()[1]
-        return number
+    def _keep(self, door: str, address: str) -> tuple[int, int]:
+        """Bind a door for the front ends: its port, reserved, and its Unix socket's descriptor.
+
+        The port is 0 and the descriptor -1 for a door without.
+        """
+        unix = self._listen_unix(door)
+        port = 0
+        if address != CLOSED:
+            self._ports.append(self._listen(door, reserve))
+            port = self._ports[-1].getsockname()[1]
+        return port, -1 if unix is None else unix.fileno()
 
 
 def _config(settings: Settings) -> DoorsConfig:

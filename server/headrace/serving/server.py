@@ -36,7 +36,8 @@ _SHOWN = 4000  # characters of the log shown in an error
 class Server:
     """A server that runs until `stop`, the end of its `with` block, or the end of this process.
 
-    `url` is its HTTP address and `grpc_url` its gRPC address, empty for doors that are closed.
+    `url` is its HTTP address and `grpc_url` its gRPC address, empty for doors that are closed and
+    that of the Unix socket for a door without a port.
     `client` uses HTTP.
     """
 
@@ -57,9 +58,9 @@ class Server:
             raise
         found = dict(_ADDRESS.findall(self.log))
         if "HTTP" in found:
-            self.url = f"http://{found['HTTP']}"
+            self.url = _url("http", found["HTTP"])
         if "gRPC" in found:
-            self.grpc_url = f"grpc://{found['gRPC']}"
+            self.grpc_url = _url("grpc", found["gRPC"])
 
     @property
     def log(self) -> str:
@@ -171,6 +172,11 @@ def serve(
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
+
+
+def _url(scheme: str, shown: str) -> str:
+    """The URL of a door's first address, as the server prints it: a port's, or a Unix socket's."""
+    return shown if "unix:" in shown else f"{scheme}://{shown}"
 
 
 def _start(command: list[str], directory: str) -> "subprocess.Popen[bytes]":

@@ -5,6 +5,7 @@ Answers are parsed by h11, which refuses wrong framing.
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -155,7 +156,7 @@ async def test_scope() -> None:
         "method": "PUT", "scheme": "http", "path": "/a b/\u00fc", "raw_path": b"/a%20b/%C3%BC",
         "query_string": b"x=%31&y", "root_path": "",
         "headers": [(b"host", b"h"), (b"x-some", b"Thing"), (b"x-some", b"")],
-        "client": None, "server": None, "state": {},
+        "client": (f"unix:{os.geteuid()}", 0), "server": None, "state": {},
     }  # fmt: skip
     assert {name: scope[name] for name in expected} == expected
     assert NAMES not in scope

@@ -266,7 +266,7 @@ def started(engine: FakeEngine) -> HttpServer:
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     fast = FastPath(Heads(engine, DoorRules()), 1 << 20, access_log=False)
-    server = HttpServer(Starlette(), listener, 5, 60, fast, admission=engine.admission)
+    server = HttpServer(Starlette(), [listener], 5, 60, fast, admission=engine.admission)
     server.start()
     return server
 

@@ -55,7 +55,7 @@ def listening() -> socket.socket:
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[HttpServer]:
-    server = HttpServer(Starlette(routes=_ROUTES), listening(), 75, 60)
+    server = HttpServer(Starlette(routes=_ROUTES), [listening()], 75, 60)
     server.start()
     try:
         yield server

@@ -41,6 +41,7 @@ from headrace.doors.http.asgi import (
 from headrace.doors.http.exchange import CLOSE, JSON, Answer, Exchange, plain_lines
 from headrace.doors.http.head import END, Heads, InferHead
 from headrace.doors.http.outgoing import Outgoing
+from headrace.doors.listeners import client_of
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.entrance import Progress, memory_for
 from headrace.engine.workbench import Deferred
@@ -244,7 +245,7 @@ class Connection(asyncio.Protocol):
         """Implements `asyncio.Protocol`."""
         self.transport = stream = cast(asyncio.Transport, transport)
         self._state.connections.add(self)
-        self.client = _address(transport.get_extra_info("peername"))
+        self.client = client_of(transport)
         account = self._admission.connect("http", self.client[0] if self.client else "")
         self.account = account or ConnectionAccount(self._admission, "")
         self._progress = Progress(self.account, self._state.read_secs)

@@ -1,4 +1,4 @@
-"""A listening socket and its HTTP connections; one process may have several of them."""
+"""Listening sockets and their HTTP connections; one process may have several such servers."""
 
 import asyncio
 import socket
@@ -7,9 +7,10 @@ from random import uniform
 from starlette.types import ASGIApp
 
 from headrace.api.header_rules import DoorRules
-from headrace.doors.acceptor import ANNOUNCE_SECS, QUEUE, Acceptor, wait_for
+from headrace.doors.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
 from headrace.doors.http.asgi import AsgiApplication
 from headrace.doors.http.connection import Connection, FastPath, ServerState
+from headrace.doors.listeners import port_of
 from headrace.engine.admission import Admission
 
 _JITTER = 0.1  # so that not all clients reconnect at once
@@ -18,12 +19,12 @@ _LAST_WRITES_SECS = 0.1  # for the error answers to abandoned requests
 
 
 class HttpServer:
-    """One listening socket that serves one ASGI application."""
+    """Serves one ASGI application on listening sockets."""
 
     def __init__(
         self,
         app: ASGIApp,
-        listener: socket.socket,
+        listeners: list[socket.socket],
         keep_alive_secs: int,
         patience_secs: int,
         fast: FastPath | None = None,
@@ -47,23 +48,21 @@ class HttpServer:
             self._application, admission, keep_alive_secs, patience_secs, read_secs, fast
         )
         self._max_age_secs = max_age_secs
-        self._listener = listener
-        self._failed = admission.fail_accept
-        self._acceptor: Acceptor | None = None
+        self._listeners = listeners
+        self._acceptors: list[Acceptor] = []
         self._look: asyncio.TimerHandle | None = None
 
     @property
     def port(self) -> int:
-        """The port on which the server listens."""
-        port: int = self._listener.getsockname()[1]
-        return port
+        """The port on which the server listens, 0 if only on a Unix socket."""
+        return port_of(self._listeners)
 
     def start(self) -> None:
         """Start serving."""
-        self._acceptor = Acceptor(
-            self._listener, self._connection, self._state.admission.fail_accept
-        )
-        self._acceptor.start()
+        failed = self._state.admission.fail_accept
+        self._acceptors = [Acceptor(one, self._connection, failed) for one in self._listeners]
+        for acceptor in self._acceptors:
+            acceptor.start()
         self._check_time()
 
     def _connection(self) -> Connection:
@@ -71,7 +70,7 @@ class HttpServer:
         if self._max_age_secs:
             age = self._max_age_secs * uniform(1 - _JITTER, 1 + _JITTER)
             connection.live_until(asyncio.get_running_loop().time() + age)
-        if self._acceptor is None or self._acceptor.closed:
+        if all(acceptor.closed for acceptor in self._acceptors):
             connection.retire()
         return connection
 
@@ -80,9 +79,10 @@ class HttpServer:
 
         Waits for recently active clients, at most half the `grace`.
         """
-        if self._acceptor is None:
+        if not self._acceptors:
             return
-        self._acceptor.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         for connection in self._connections():
             connection.retire()
         now = asyncio.get_running_loop().time
@@ -96,8 +96,9 @@ class HttpServer:
 
         Requests in flight after that are answered with 503.
         """
-        if self._acceptor is not None:
-            self._acceptor.close()
+        if self._acceptors:
+            for acceptor in self._acceptors:
+                acceptor.close()
             for connection in self._connections():
                 connection.shutdown()
             await wait_for(self._is_empty, grace)
@@ -125,39 +126,3 @@ class HttpServer:
         for connection in self._connections():
             connection.check(now)
         self._look = loop.call_later(_LOOK_SECS, self._check_time)
-
-
-def reserve(address: str, port: int, shared: bool = False) -> socket.socket:
-    """A socket that reserves a port for listeners that share it; raises `OSError`.
-
-    Other servers may listen on the port if it is `shared` with them.
-    """
-    probe = bind(address, port, shared)  # fails if another process listens
-    name = probe.getsockname()
-    probe.close()
-    keeper = socket.socket(probe.family, socket.SOCK_STREAM)
-    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        keeper.bind(name[:2])
-    except OSError:
-        keeper.close()
-        raise
-    return keeper
-
-
-def bind(address: str, port: int, shared: bool = False) -> socket.socket:
-    """A listening socket, one of several on its port if `shared`; raises `OSError`."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if shared:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        listener.bind((address, port))
-        listener.listen(QUEUE)  # listen now, so that a second door on this port is refused
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)
-    return listener

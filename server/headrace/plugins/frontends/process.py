@@ -33,13 +33,13 @@ from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, LoadFailed, ServerError
 from headrace.core.process import allow_many_files, serve_promptly
 from headrace.core.tensors import Buffer
-from headrace.doors.clients import ClientDoors, DoorsConfig
+from headrace.doors.clients import ClientDoors, DoorsConfig, GrpcConfig, HttpConfig
 from headrace.doors.grpc.call import Unary
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.asgi import OPERATION
 from headrace.doors.http.generate import inference_routes
 from headrace.doors.http.infer import BareRoute, Disconnected
-from headrace.doors.http.server import bind
+from headrace.doors.listeners import CLOSED, bind
 from headrace.engine.admission import Admission, Held
 from headrace.engine.entrance import NOTHING_KNOWN, Readiness
 from headrace.ipc.allocation import keep_memory
@@ -463,15 +463,22 @@ async def _open(
         entrance = RemoteEngine(link, admission, Flag.HTTP)
         generate = RemoteEngine(link, admission, Flag.GENERATE)
         app = forwarding_app(link, inference_routes(entrance, limit, doors.http_rules, generate))
-        doors.open_http(http, bind(http.address, http.port, shared=True), app, entrance)
+        doors.open_http(http, _listeners(http), app, entrance)
     if (grpc := config.grpc) is not None:
         unary = {path: forwarding_handler(link, path) for path in handed_on()}
         entrance = RemoteEngine(link, admission, Flag.UNARY)
         streams = RemoteEngine(link, admission, 0)
         handlers = all_handlers(entrance, streams, unary, link.readiness, limit, doors.grpc_rules)
-        native = grpc.transport == "native"
-        listener = bind(grpc.address, grpc.port, shared=True) if native else None
-        await doors.open_grpc(grpc, listener, handlers, shared=True)
+        listeners = _listeners(grpc, port=grpc.transport == "native")
+        await doors.open_grpc(grpc, listeners, handlers, shared=True)
+
+
+def _listeners(config: HttpConfig | GrpcConfig, port: bool = True) -> list[socket.socket]:
+    """A door's inherited Unix socket and, if asked for, its port; raises `OSError`."""
+    found = [socket.socket(fileno=config.inherited)] if config.inherited >= 0 else []
+    if port and config.address != CLOSED:
+        found.append(bind(config.address, config.port, shared=True))
+    return found
 
 
 def main(descriptor: int) -> int:

@@ -62,7 +62,7 @@ class _FrontEnd:
                 # The environment that a model might read before the process is private has no
                 # secrets.
                 passed_environment("PYTHON*", "GRPC_*"),
-                descriptors=(theirs.fileno(),),
+                descriptors=(theirs.fileno(), *owner.inherited),
             )  # fmt: skip
         except BaseException:
             ours.close()
@@ -141,6 +141,9 @@ class Supervisor:
             doors, limits.max_requests, limits.max_bytes, limits.shares, limits.max_response_bytes,
             limits.max_object_bytes, engine.logs.settings,
         ).document()  # fmt: skip
+        # Listening Unix sockets, which a restarted front end inherits, too.
+        kept = [door.inherited for door in (doors.http, doors.grpc) if door is not None]
+        self.inherited = [descriptor for descriptor in kept if descriptor >= 0]
         self.loop = asyncio.get_running_loop()
         self.draining = False
         self.unlogged_before = 0  # lost log lines of front ends that have ended

@@ -30,6 +30,7 @@ from headrace.doors.grpc.call import (
     without_key,
 )
 from headrace.doors.grpc.options import INFERENCE, LEVELS, GrpcOptions
+from headrace.doors.listeners import client_of
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.entrance import Progress
 from headrace.engine.workbench import LARGE, Job
@@ -613,8 +614,8 @@ class GrpcConnection(Http2Protocol):
     def admit(self) -> bool:
         """Count the connection if it is within the limit."""
         context = self.context
-        name = self._transport.get_extra_info("peername")
-        self.peer = str(name[0]) if isinstance(name, tuple) else str(name)
+        client = client_of(self._transport)
+        self.peer = client[0] if client else ""
         account = context.admission.connect("grpc", self.peer)
         if account is None:
             return False

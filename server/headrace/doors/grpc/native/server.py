@@ -55,23 +55,26 @@ class NativeServer(ServerContext):
         )  # fmt: skip
         handlers.rules.watch(self._forget_heads)
         self._tls = tls
-        self._acceptor: Acceptor | None = None
+        self._acceptors: list[Acceptor] = []
         self._look: asyncio.TimerHandle | None = None
 
-    async def start(self, listener: socket.socket) -> None:
-        """Start serving on a bound socket."""
-        self._acceptor = Acceptor(
-            listener, lambda: GrpcConnection(self), self.admission.fail_accept, self._tls,
-            PREFACE_SECS, self.admission.has_room,
-        )  # fmt: skip
-        self._acceptor.start()
+    async def start(self, listeners: list[socket.socket]) -> None:
+        """Start serving on bound sockets, with TLS except on Unix sockets."""
+        for listener in listeners:
+            acceptor = Acceptor(
+                listener, lambda: GrpcConnection(self), self.admission.fail_accept,
+                None if listener.family == socket.AF_UNIX else self._tls,
+                PREFACE_SECS, self.admission.has_room,
+            )  # fmt: skip
+            acceptor.start()
+            self._acceptors.append(acceptor)
         self._look = self.loop.call_later(_LOOK_SECS, self._check_progress)
 
     async def announce(self, grace: float) -> None:
         """Implements `Server.announce`; waits for clients, at most half the `grace`."""
         self.draining = True
-        if self._acceptor is not None:
-            self._acceptor.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         for connection in list(self.connections):
             connection.http2.drain()
         await wait_for(
