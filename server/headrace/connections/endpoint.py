@@ -15,6 +15,7 @@ _IP = re.compile(r"[0-9.]+|.*:.*")
 _SECURE = frozenset({"grpcs", "https"})
 # OpenSSL's reasons for an answer that is no TLS.
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
+_SEND_BYTES = 1 << 20  # at most what the system permits
 PORT = "is this its port for {}, with TLS or without?"
 CLOSED = f"the server has closed the connection without an answer; {PORT}"
 
@@ -55,6 +56,14 @@ class Endpoint:
         return self.scheme in _SECURE
 
 
+def send_more(sock: socket.socket) -> None:
+    """Enlarge the send buffer of a Unix socket, which does not grow by itself as TCP's does.
+
+    With the usual 208 KiB, a MiB through it takes twice as long as over TCP.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+
+
 async def connect(make: Callable[[], P], endpoint: Endpoint, tls: ssl.SSLContext | None) -> P:
     """Connect to an endpoint, whose address may be the path of a Unix socket.
 
@@ -64,7 +73,11 @@ async def connect(make: Callable[[], P], endpoint: Endpoint, tls: ssl.SSLContext
     host = endpoint.host if tls is not None else None
     if endpoint.address.startswith("/"):
         path = endpoint.address
-        return (await loop.create_unix_connection(make, path, ssl=tls, server_hostname=host))[1]
+        transport, made = await loop.create_unix_connection(
+            make, path, ssl=tls, server_hostname=host
+        )
+        send_more(transport.get_extra_info("socket"))
+        return made
     addresses = [endpoint.address]
     if not _IP.fullmatch(endpoint.address):  # a name may have several, with a useless common error
         found = await loop.getaddrinfo(endpoint.address, endpoint.port, type=socket.SOCK_STREAM)

@@ -27,6 +27,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from headrace.connections.endpoint import send_more
 from headrace.doors.listeners import QUEUE, user_of
 
 log = logging.getLogger(__name__)
@@ -135,6 +136,8 @@ class Acceptor:
         except ConnectionAbortedError:  # the client has disconnected
             return True
         sock.setblocking(False)
+        if not peer:
+            send_more(sock)
         if self._tls is None:
             self._wait(sock, peer[0] if peer else user_of(sock))
         elif self._room(len(self._silent) + self._waiting_count + len(self._connecting)):
