@@ -253,6 +253,12 @@ class Settings:
         metavar="MODE",
     )
 
+    unix_socket_memory: bool = setting(
+        True,
+        "Let clients of the Unix sockets hand over large tensors in memory of their own, through a"
+        " further socket at PATH`.memory`; together at most `--max-admitted-bytes`",
+    )
+
     allow_http: bool = setting(True, "Serve HTTP", section="HTTP")
     http_unix_socket: str = setting(
         "",

@@ -42,6 +42,7 @@ LAYERS = {
     "api": 8,
     "doors.listeners": 7,
     "doors.acceptor": 8,
+    "doors.memory": 8,
     "doors.door": 8,
     "doors.http": 9,
     "doors.grpc": 9,

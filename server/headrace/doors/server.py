@@ -24,6 +24,7 @@ from headrace.doors.http.infer import CountedApp
 from headrace.doors.http.routes import LateApp, late_app
 from headrace.doors.http.server import HttpServer
 from headrace.doors.listeners import CLOSED, UnixSocket, bind, reserve
+from headrace.doors.memory import SUFFIX, MemoryDoor
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.placement.cores import core_limit
@@ -76,6 +77,7 @@ class ServerDoors:
         self._others: dict[str, Door] = {}  # of other packages
         self._ports: list[socket.socket] = []  # reserved for front ends
         self._sockets: dict[str, UnixSocket] = {}  # by door
+        self._memory: list[MemoryDoor] = []  # beside them
 
     async def open(self) -> None:
         """Open the doors and print their addresses.
@@ -148,8 +150,9 @@ class ServerDoors:
 
     def remove_files(self) -> None:
         """Remove the files of Unix sockets."""
-        for each in self._sockets.values():
+        for each in (*self._sockets.values(), *(memory.unix for memory in self._memory)):
             each.remove()
+        for each in self._sockets.values():
             if self._front_ends is not None:  # which have the socket, and will close it
                 each.listener.close()
 
@@ -166,6 +169,8 @@ class ServerDoors:
         self.remove_files()
         for port in self._ports:
             port.close()
+        for memory in self._memory:
+            memory.close()
         await self._tell_others(lambda door: door.close(grace), grace)
         await self._clients.close(grace, *(() if self._metrics is None else (self._metrics,)))
 
@@ -252,7 +257,11 @@ class ServerDoors:
         if not path:
             return None
         try:
-            made = self._sockets[door] = UnixSocket(path, int(settings.unix_socket_mode, 8))
+            mode = int(settings.unix_socket_mode, 8)
+            made = self._sockets[door] = UnixSocket(path, mode)
+            if settings.unix_socket_memory:
+                memory = UnixSocket(path + SUFFIX, mode)
+                self._memory.append(MemoryDoor(memory, self._engine.regions))
         except OSError as error:
             why = error.strerror or error
             raise OSError(f"cannot listen on {path} for {door}: {why}") from None

@@ -13,9 +13,11 @@ call. Invariant: a region is closed once, when it was unregistered and is not in
 """
 
 import asyncio
+import fcntl
 import logging
 import os
 import resource
+import secrets
 import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -118,12 +120,18 @@ _LONGEST = 255  # bytes of a key, which is a file name, and of a region's name
 _MOST_REGIONS = 1024  # each keeps a file open
 _MOST = 2**63 - 1
 _THREADS = 4
+_FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class Region:
-    """A registered region. `key` and `offset` are for system memory, `device_id` for a GPU."""
+    """A registered region. `key` and `offset` are for system memory, `device_id` for a GPU.
 
-    __slots__ = ("byte_size", "device_id", "key", "leaving", "memory", "name", "offset", "users")
+    One that is `lent` belongs to a connection: it is neither listed nor unregistered by name.
+    """
+
+    __slots__ = (
+        "byte_size", "device_id", "key", "leaving", "lent", "memory", "name", "offset", "users",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -133,7 +141,9 @@ class Region:
         key: str = "",
         offset: int = 0,
         device_id: int | None = None,
+        lent: bool = False,
     ) -> None:
+        self.lent = lent
         self.name = name
         self.memory = memory
         self.byte_size = byte_size
@@ -201,6 +211,7 @@ class Regions:
         self._find_cuda = find_cuda
         self._regions: dict[str, Region] = {}
         self._opening: set[str] = set()
+        self._lent_bytes = 0
         self._pool: ThreadPoolExecutor | None = None
 
     @property
@@ -271,6 +282,40 @@ class Regions:
 
         await self._register(name, opened)
 
+    def lend(self, descriptor: int) -> str:
+        """Add a client's file, which is closed with the region; returns the region's name.
+
+        The name cannot be guessed, so that other clients cannot use it. All files together are
+        limited like the bytes of requests, since writing outputs may take their memory here. Raises
+        `ServerError`.
+        """
+        try:
+            # Raises OSError for a file that is not memory.
+            if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _FIXED != _FIXED:
+                raise InvalidRequest("the file's size is not sealed")
+            size = os.fstat(descriptor).st_size
+            most = self.admission.max_bytes
+            if most and self._lent_bytes + size > most:
+                raise Overloaded(f"clients share more than {most} bytes (--max-admitted-bytes)")
+            self._check_room()
+        except OSError:
+            os.close(descriptor)
+            raise InvalidRequest("the file is not memory of memfd_create") from None
+        except ServerError:
+            os.close(descriptor)
+            raise
+        name = f"lent-{secrets.token_hex(16)}"
+        self._regions[name] = Region(name, SharedFile(descriptor, 0), size, lent=True)
+        self._lent_bytes += size
+        return name
+
+    def withdraw(self, name: str) -> None:
+        """Remove a region that was lent, after the requests that use it."""
+        region = self._regions[name]
+        region.leaving = True
+        if not region.users:
+            self._close(region)
+
     def unregister(self, name: str, cuda: bool) -> None:
         """Unregister a region, or all of the kind for "".
 
@@ -306,7 +351,8 @@ class Regions:
             raise Unsupported(DISABLED)
 
     def _of_kind(self, cuda: bool) -> list[Region]:
-        return [r for r in self._regions.values() if (r.device_id is not None) == cuda]
+        found = self._regions.values()
+        return [r for r in found if (r.device_id is not None) == cuda and not r.lent]
 
     def _listed(self, name: str, cuda: bool) -> list[Region]:
         found = [r for r in self._of_kind(cuda) if name in ("", r.name)]
@@ -346,11 +392,7 @@ class Regions:
             )
         if name in self._regions or name in self._opening:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
-        if len(self._regions) + len(self._opening) >= (most := _most_regions()):
-            raise Overloaded(
-                f"there are {most} shared memory regions, which is the most: unregister what is"
-                " not needed"
-            )
+        self._check_room()
         self._opening.add(name)
         future = asyncio.get_running_loop().run_in_executor(self.threads, opened)
         future.add_done_callback(lambda done: self._opened(name, done))
@@ -359,6 +401,13 @@ class Regions:
             await asyncio.shield(future)
         finally:
             del future  # its error refers to this frame
+
+    def _check_room(self) -> None:
+        if len(self._regions) + len(self._opening) >= (most := _most_regions()):
+            raise Overloaded(
+                f"there are {most} shared memory regions, which is the most: unregister what is"
+                " not needed"
+            )
 
     def _opened(self, name: str, done: "asyncio.Future[Region]") -> None:
         self._opening.discard(name)
@@ -371,7 +420,10 @@ class Regions:
 
     def _close(self, region: Region) -> None:
         del self._regions[region.name]
-        log.info("unregistered shared memory region %r", region.name)
+        if region.lent:
+            self._lent_bytes -= region.byte_size
+        else:
+            log.info("unregistered shared memory region %r", region.name)
         # On a thread: closing a large file for the last time frees it.
         self.threads.submit(region.close)
 
@@ -564,6 +616,9 @@ class SharedMemory(Stage, Owner):
                 continue
             region, offset, room = place
             raw = raw_bytes(tensor.array)
+            if region.lent and len(raw) > room:  # its client has only guessed its size
+                outputs.append(tensor)
+                continue
             if len(raw) > room:
                 raise ExecutionFailed(
                     f"shared memory size specified with the request for output '{tensor.name}'"

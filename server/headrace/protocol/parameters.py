@@ -157,6 +157,11 @@ PARAMETERS = (REGION, _OFFSET, _SIZE)
 _MOST, _MOST_UNSIGNED = 2**63 - 1, 2**64 - 1
 
 
+def region_parameters(place: RegionSlice) -> dict[str, Parameter]:
+    """The parameters of a tensor at this place in shared memory."""
+    return {REGION: place.region, _OFFSET: place.offset, _SIZE: place.byte_size}
+
+
 def read_region_slice(what: str, parameters: Mapping[str, Any]) -> RegionSlice:
     """Read a tensor's place in shared memory; `what` names the tensor in messages.
 

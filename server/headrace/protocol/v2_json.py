@@ -17,6 +17,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,7 @@ from headrace.protocol.parameters import (
     call_options,
     check_text,
     json_parameters,
+    region_parameters,
     shared_input,
     shared_output,
     split_parameters,
@@ -89,7 +91,8 @@ _NOTHING: dict[str, Any] = {}
 class ResponseForm:
     """Forms of the outputs: `named` ones are set singly, all others by `binary`.
 
-    Outputs in `shared` are in shared memory: they come without data, after the others.
+    Outputs in `shared` are in shared memory: they come without data, after the others, unless they
+    did not fit.
     """
 
     binary: bool = False
@@ -117,7 +120,7 @@ class ResponseForm:
         for tensor in response.outputs:
             name, datatype, array = tensor
             head = tensor_text(name, datatype, array.shape)
-            if name in self.shared:
+            if name in self.shared and not array.nbytes:
                 behind += (head[:-1], b"},")
             elif self.named.get(name, self.binary):
                 raw = raw_bytes(array)
@@ -497,6 +500,8 @@ def _binary(kind: str, name: str, size: Any, tail: memoryview, position: int) ->
 # --- for clients
 
 _LARGEST_ERROR = 1 << 20
+_NOWHERE: Mapping[str, RegionSlice] = {}
+_UNSHARED: Mapping[str, memoryview] = {}
 _SIZE_HEADER = JSON_SIZE.encode()
 # Name, datatype and shape of an input, and its parts along axis 0.
 Input = tuple[str, Datatype, tuple[int, ...], Sequence[TensorArray]]
@@ -510,19 +515,24 @@ def write_request(
     classes: Mapping[str, int] = _NOTHING,
     binary: bool = True,
     only_binary: Collection[str] = (),
+    places: Mapping[str, RegionSlice] = _NOWHERE,
+    rooms: Mapping[str, RegionSlice] = _NOWHERE,
 ) -> tuple[list[Buffer], int | None]:
     """The body of a request, and the size of the JSON if binary tensors follow it.
 
     Tensors are sent and requested in binary if `binary`, otherwise as JSON except for datatypes
     without a JSON form; `only_binary` names the outputs of such datatypes. No `outputs` means all;
-    for those in `classes`, only the highest classes are requested. Raises `InvalidRequest` for
+    for those in `classes`, only the highest classes are requested. Inputs in `places` and outputs
+    in `rooms` are in shared memory, and not in the body. Raises `InvalidRequest` for
     bytes without a JSON form.
     """
     buffers: list[Buffer] = [b""]
     items: list[dict[str, Any]] = []
     for name, datatype, shape, arrays in inputs:
         item: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
-        if binary or datatype in NOT_IN_JSON:
+        if name in places:
+            item["parameters"] = region_parameters(places[name])
+        elif binary or datatype in NOT_IN_JSON:
             raw = [raw_bytes(array) for array in arrays]
             buffers += raw
             item["parameters"] = {"binary_data_size": sum(map(len, raw))}
@@ -539,6 +549,8 @@ def write_request(
         for asked in wanted:
             if asked["name"] in classes:
                 asked["parameters"] = {"classification": classes[asked["name"]]}
+            elif asked["name"] in rooms:
+                asked["parameters"] = region_parameters(rooms[asked["name"]])
             elif binary or asked["name"] in only_binary:
                 asked["parameters"] = {"binary_data": True}
     buffers[0] = text = orjson.dumps(document)
@@ -552,8 +564,13 @@ def request_headers(json_size: int | None) -> dict[str, str]:
     return {"content-type": "application/octet-stream", JSON_SIZE: str(json_size)}
 
 
-def read_answer(headers: Mapping[bytes, bytes], body: Buffer) -> InferResponse:
-    """Decode a response; binary tensors are views into `body`. Raises `InvalidRequest`."""
+def read_answer(
+    headers: Mapping[bytes, bytes], body: Buffer, shared: Mapping[str, memoryview] = _UNSHARED
+) -> InferResponse:
+    """Decode a response; binary tensors are views into `body`. Raises `InvalidRequest`.
+
+    An output in `shared` is a view of that memory, unless the response has its data.
+    """
     size = headers.get(_SIZE_HEADER)
     header = None if size is None else size.decode("latin-1")
     document, tail = _parse(body, parse_json_size(header, len(body)))
@@ -563,7 +580,11 @@ def read_answer(headers: Mapping[bytes, bytes], body: Buffer) -> InferResponse:
     position = 0
     for item in _tensors(document, "outputs", "answer"):
         name, datatype, shape, parameters = _head(item, "output", "answer")
-        if (size := parameters.get("binary_data_size")) is None:
+        size = parameters.get("binary_data_size")
+        if size is None and "data" not in item and name in shared:
+            raw = shared[name][: prod(shape) * ITEM_SIZES[datatype]]
+            outputs.append(Tensor.from_bytes(name, datatype, shape, raw))
+        elif size is None:
             data = _member(item, "data", list, None, "answer")
             outputs.append(Tensor(name, datatype, array_of_json(name, datatype, shape, data)))
         else:
