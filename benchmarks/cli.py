@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import profile, remote, round_trip, stages
+from benchmarks import local, profile, remote, round_trip, stages
 from benchmarks.arguments import count, names_of, not_negative, numbers, positive
 from benchmarks.hostile import run as hostile
 from benchmarks.hostile import search
@@ -45,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks import embedded  # late, since it imports ONNX Runtime
 
         embedded.main(3 if options.quick else 7)
+        return 0
+    if options.local:
+        local.main(3 if options.quick else 5)
         return 0
     try:
         if options.profile:
@@ -177,6 +180,10 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--embedded", action="store_true",
         help="print what an engine in the program costs beside ONNX Runtime, and end",
+    )  # fmt: skip
+    add(
+        "--local", action="store_true",
+        help="print how fast large tensors go to a server on this machine, and end",
     )  # fmt: skip
     add(
         "--remote", action="store_true",

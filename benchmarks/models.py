@@ -188,7 +188,7 @@ def _resnet50_cases() -> list[Case]:
     ]
 
 
-def _echo(name: str, elements: int) -> Model:
+def echo(name: str, elements: int) -> Model:
     """A model that gives back what it gets: `elements` numbers of 4 bytes a row."""
 
     def graph() -> Graph:
@@ -213,8 +213,8 @@ MODELS: Mapping[str, Model] = {
             MLP_UNBATCHED, partial(_onnx, MLP_UNBATCHED, _mlp_graph), _mlp_cases, config=_UNBATCHED
         ),
         Model("simple", partial(_onnx, "simple", _simple_graph), _simple_cases, 8, _BATCHED),
-        _echo("echo_4k", 1 << 10),
-        _echo(ECHO_1M, 1 << 18),
+        echo("echo_4k", 1 << 10),
+        echo(ECHO_1M, 1 << 18),
     )
 }
 
@@ -222,6 +222,6 @@ MODELS: Mapping[str, Model] = {
 ALL_MODELS: Mapping[str, Model] = {
     **MODELS,
     MLP_WIDE: Model(MLP_WIDE, partial(_onnx, MLP_WIDE, _mlp_graph), _mlp_cases, 1024, _BATCHED),
-    ECHO_16M: _echo(ECHO_16M, 1 << 22),
+    ECHO_16M: echo(ECHO_16M, 1 << 22),
     RESNET50: Model(RESNET50, _resnet50, _resnet50_cases, max_batch_size=8, config=_BATCHED),
 }

@@ -11,6 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 from headrace.api.operations import NAMED, Document, Operation
 from headrace.client import AnswerError, ClientError, InputError, StatusError
 from headrace.client.address import Address
+from headrace.client.memory import NOTHING, ClientMemory, SharedTensors
 from headrace.client.transport import (
     InferRequest,
     Responses,
@@ -36,6 +37,7 @@ from headrace.protocol.v2_protobuf import (
     RemoteInput,
     RemoteMessages,
     StreamError,
+    shared_request,
     streamed_answer,
 )
 
@@ -58,6 +60,7 @@ class GrpcTransport:
         header_text(headers)  # validates metadata, too
         endpoint = endpoint_of(address)
         self._address = address
+        self._memory = ClientMemory(address.socket) if address.socket else None
         self._channel = GrpcChannel(endpoint, tls, receive_buffer(), MAX_MESSAGE)
         self._heads = RequestHeads(endpoint, list(headers.items()))
         self._messages: dict[tuple[str, str], RemoteMessages] = {}
@@ -82,8 +85,16 @@ class GrpcTransport:
 
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
         """The response to a request."""
-        operation = NAMED["ModelInfer"]
-        return self._response(await self._ask(operation, self._message(request), seconds))
+
+        async def send(asked: InferRequest, shared: SharedTensors) -> InferResponse:
+            message = self._message(asked, shared)
+            return self._response(
+                await self._ask(NAMED["ModelInfer"], message, seconds), shared.views
+            )
+
+        if self._memory is None:
+            return await send(request, NOTHING)
+        return await self._memory.infer(request, send)
 
     async def stream(
         self, request: InferRequest, signature: ModelSignature, seconds: float
@@ -117,14 +128,21 @@ class GrpcTransport:
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._memory is not None:
+            self._memory.close()
         await self._channel.close()
 
-    def _message(self, request: InferRequest) -> list[Buffer]:
+    def _message(self, request: InferRequest, shared: SharedTensors = NOTHING) -> list[Buffer]:
         names = request.model, request.version
         messages = self._messages.get(names)
         if messages is None:
             messages = self._messages[names] = RemoteMessages(*names)
         inputs = [RemoteInput(t.name, t.datatype, t.array.shape, [t.array]) for t in request.inputs]
+        if shared is not NOTHING:
+            return shared_request(
+                *names, inputs, request.outputs, request.parameters, request.id,
+                shared.places, shared.rooms,
+            )  # fmt: skip
         return messages.request(
             inputs, request.outputs, request.parameters, request.id, request.classes
         )
@@ -137,9 +155,11 @@ class GrpcTransport:
             raise self._explained(end, seconds)
         return data
 
-    def _response(self, data: Buffer) -> InferResponse:
+    def _response(
+        self, data: Buffer, shared: Mapping[str, memoryview] | None = None
+    ) -> InferResponse:
         try:
-            answer = self._reader.read(data)
+            answer = self._reader.read(data, shared)
         except InvalidRequest as error:
             raise self._nonsense(error) from None
         outputs = [

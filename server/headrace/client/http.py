@@ -13,6 +13,7 @@ import orjson
 from headrace.api.operations import NAMED, Document, Operation, Route
 from headrace.client import AnswerError, ClientError, InputError, StatusError
 from headrace.client.address import Address
+from headrace.client.memory import NOTHING, ClientMemory, SharedTensors
 from headrace.client.transport import (
     InferRequest,
     Responses,
@@ -62,6 +63,7 @@ class HttpTransport:
         self._common = header_text(common | dict(headers))
         self._address = address
         self._pool = HttpPool(endpoint_of(address), tls)
+        self._memory = ClientMemory(address.socket) if address.socket else None
 
     async def ask(
         self,
@@ -83,14 +85,21 @@ class HttpTransport:
 
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
         """The response to a request."""
-        inputs = [(t.name, t.datatype, t.array.shape, [t.array]) for t in request.inputs]
-        parameters = {**request.parameters, "binary_data_output": True}
-        pieces, size = write_request(
-            inputs, request.outputs, parameters, request.id, request.classes
-        )
         path = self._operation_path("ModelInfer", request.model, request.version)
-        asked = HttpRequest("POST", path, request_headers(size), pieces)
-        return read_response(await self._ask(asked, seconds))
+        parameters = {**request.parameters, "binary_data_output": True}
+
+        async def send(given: InferRequest, shared: SharedTensors) -> InferResponse:
+            inputs = [(t.name, t.datatype, t.array.shape, [t.array]) for t in given.inputs]
+            pieces, size = write_request(
+                inputs, given.outputs, parameters, given.id, given.classes,
+                places=shared.places, rooms=shared.rooms,
+            )  # fmt: skip
+            asked = HttpRequest("POST", path, request_headers(size), pieces)
+            return read_response(await self._ask(asked, seconds), shared.views)
+
+        if self._memory is None:
+            return await send(request, NOTHING)
+        return await self._memory.infer(request, send)
 
     async def stream(
         self, request: InferRequest, signature: ModelSignature, seconds: float
@@ -127,6 +136,8 @@ class HttpTransport:
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._memory is not None:
+            self._memory.close()
         await self._pool.close()
 
     def _operation_path(self, operation: str, model: str, version: str) -> str:
@@ -188,12 +199,17 @@ class HttpTransport:
         return AnswerError(f"what answers at {self._address} does not speak HTTP")
 
 
-def read_response(answer: HttpResponse) -> InferResponse:
-    """Decode an inference response; raises `StatusError` and `AnswerError`."""
+def read_response(
+    answer: HttpResponse, shared: Mapping[str, memoryview] | None = None
+) -> InferResponse:
+    """Decode an inference response; raises `StatusError` and `AnswerError`.
+
+    Outputs in `shared` without data are views of that memory.
+    """
     if answer.status != 200:
         raise _refusal(answer)
     try:
-        return read_answer(answer.headers, answer.body)
+        return read_answer(answer.headers, answer.body, shared or {})
     except InvalidRequest as error:
         raise AnswerError(f"the answer is no inference response: {error}") from error
 

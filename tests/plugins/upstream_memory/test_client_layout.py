@@ -4,15 +4,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.connections.placing import laid_out, needed
 from headrace.core.datatypes import BY_NUMPY, Datatype
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array
 from headrace.placement.upstream.connection import RemoteRequest
 from headrace.plugins.upstream_memory.client import (
     FixedSizes,
-    laid_out,
     large_inputs,
-    needed,
     write,
 )
 from headrace.plugins.upstream_memory.regions import THRESHOLD

@@ -24,6 +24,7 @@ import numpy as np
 
 from headrace.connections.endpoint import Endpoint
 from headrace.connections.grpc_channel import UnaryCall
+from headrace.connections.placing import laid_out, needed
 from headrace.core.call import RegionSlice
 from headrace.core.datatypes import ITEM_SIZES, Datatype
 from headrace.core.signature import Signature
@@ -41,8 +42,6 @@ from headrace.protocol.grpc import End, Reason
 from headrace.protocol.v2_protobuf import RemoteAnswer, RemoteInput, shared_request
 
 log = logging.getLogger(__name__)
-
-_ALIGNMENT = 64
 
 
 class FixedSizes(NamedTuple):
@@ -83,22 +82,6 @@ def large_inputs(request: RemoteRequest) -> dict[str, int]:
     return found
 
 
-def laid_out(sizes: Mapping[str, int], region: str) -> dict[str, RegionSlice]:
-    """The places of tensors laid out one after the other."""
-    places: dict[str, RegionSlice] = {}
-    position = 0
-    for name, size in sizes.items():
-        places[name] = RegionSlice(region, position, size)
-        position = _aligned(position + size)
-    return places
-
-
-def needed(sizes: Mapping[str, int]) -> int:
-    """The total bytes of these tensors."""
-    *others, last = sizes.values()
-    return sum(map(_aligned, others)) + last
-
-
 def write(inputs: Sequence[RemoteInput], places: Mapping[str, RegionSlice], memory: Buffer) -> None:
     """Copy inputs to their places."""
     for item in inputs:
@@ -109,10 +92,6 @@ def write(inputs: Sequence[RemoteInput], places: Mapping[str, RegionSlice], memo
         for part in item.parts:
             np.ndarray(part.shape, part.dtype, memory, position)[...] = part
             position += part.nbytes
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 _REFUSALS = frozenset({3, 5, 12})  # statuses of requests that were not executed
