@@ -21,8 +21,7 @@ from headrace.core.datatypes import BY_NAME, BY_NUMPY, NUMPY, Datatype
 from headrace.core.signature import fits
 from headrace.core.tensors import Array, Tensor, TensorArray, brackets
 from headrace.ipc.elements import object_array
-
-NULLS = ".null"  # suffix of the tensor that marks the missing values of another one
+from headrace.protocol.arrow import NULLS
 
 
 @dataclass(frozen=True, slots=True)

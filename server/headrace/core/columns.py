@@ -1,8 +1,8 @@
 """Names of the columns of a model's matrix inputs, as clients find them.
 
 A model's configuration has them in the parameter `columns`, its metadata in the property of that
-name: a JSON object of the names by input, in the order of training. The server does not use them;
-clients put the columns of tables into that order.
+name: a JSON object of the names by input, in the order of training. Clients put the columns of
+tables into that order, as the server does with those of Arrow.
 """
 
 import json

@@ -21,7 +21,8 @@ class TensorSpec:
     """One declared input or output.
 
     `dims` is as on the wire, without the batch dimension; -1 is variable. `reshape` is the shape
-    that the model sees, where the configuration relabels it.
+    that the model sees, where the configuration relabels it. `columns` are the names of a row's
+    elements, in order, if the model knows them.
     """
 
     name: str
@@ -29,6 +30,7 @@ class TensorSpec:
     dims: Shape
     optional: bool = False
     reshape: Shape | None = None
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

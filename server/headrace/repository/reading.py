@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from headrace.core.columns import COLUMNS, columns_by_input
 from headrace.core.datatypes import BY_CONFIG_NUMBER, ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest
 from headrace.core.model_spec import LoadSpec
@@ -48,10 +49,13 @@ class WantedInstance:
 def signature(config: ModelConfig) -> Signature:
     """The declared inputs and outputs."""
     strict = _strict_outputs(config)
+    columns = columns_by_input(parameter(config, COLUMNS))
     return Signature(
         config.name,
         config.max_batch_size,
-        tuple(_spec(tensor, tensor.optional) for tensor in config.input),
+        tuple(
+            _spec(tensor, tensor.optional, columns.get(tensor.name, ())) for tensor in config.input
+        ),
         tuple(_spec(tensor, False) for tensor in config.output),
         config.model_transaction_policy.decoupled,
         strict_outputs=strict,
@@ -204,13 +208,16 @@ def _placements(config: ModelConfig) -> Iterator[WantedInstance]:
                 yield WantedInstance(f"{group.name}_{n}{suffix}", device, index, by_model)
 
 
-def _spec(tensor: pb.ModelInput | pb.ModelOutput, optional: bool) -> TensorSpec:
+def _spec(
+    tensor: pb.ModelInput | pb.ModelOutput, optional: bool, columns: tuple[str, ...] = ()
+) -> TensorSpec:
     return TensorSpec(
         tensor.name,
         BY_CONFIG_NUMBER[tensor.data_type],
         tuple(tensor.dims),
         optional,
         tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+        columns,
     )
 
 
