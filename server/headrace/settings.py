@@ -397,7 +397,8 @@ class Settings:
     max_object_bytes: int = setting(
         512 << 20,
         "Memory that the elements of the BYTES inputs of a request of more than 64 KiB may take as"
-        " objects: 80 bytes each, 24 if empty; it counts as admitted bytes; 0: no limit of its own",
+        " objects: 80 bytes each, 24 if empty; also that of an Arrow table's columns that are"
+        " converted; it counts as admitted bytes; 0: no limit of its own",
     )
     max_admitted_requests: int = setting(
         10_000,

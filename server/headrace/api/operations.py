@@ -14,6 +14,8 @@ from functools import cache
 from typing import Any
 from urllib.parse import quote
 
+from headrace.protocol.arrow import MEDIA_TYPE
+
 Document = dict[str, Any]  # the JSON of a request or an answer
 
 INFERENCE = "inference.GRPCInferenceService"
@@ -21,6 +23,7 @@ TRAFFIC = "headrace.v1.TrafficService"
 HEALTH = "grpc.health.v1.Health"
 REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 _OTHER = "other"
+_BINARY = "application/octet-stream"
 _SAFE = frozenset({"GET", "HEAD"})
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
@@ -45,7 +48,7 @@ class Route:
 
     `errors` are the statuses beside 200, `also` are further paths that the description omits. A
     `body` is a JSON object. With `unready` the answer's status is 503 if its document reports
-    something as not ready.
+    something as not ready. Bodies and answers may also have the types in `media`.
     """
 
     method: str
@@ -56,6 +59,7 @@ class Route:
     unready: bool = False
     reads: bool = False  # changes nothing, although its method is not GET
     also: Sequence[str] = ()
+    media: Sequence[str] = ()
 
     @property
     def changes(self) -> bool:
@@ -172,7 +176,7 @@ def _control(action: str, summary: str, *errors: int) -> Route:
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation("ModelInfer", _C.INFERENCE,
-              [Route("POST", _MODEL + "/infer", "Run the model")],
+              [Route("POST", _MODEL + "/infer", "Run the model", media=[_BINARY, MEDIA_TYPE])],
               in_door=True, counted="infer", max_bytes=0),
     Operation("ModelStreamInfer", _C.INFERENCE,
               request="ModelInferRequest", in_door=True, counted="stream_infer", max_bytes=0),

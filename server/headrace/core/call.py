@@ -120,6 +120,7 @@ class Raw(Enum):
 
     INFER = "what `headrace.protocol.v2_json.decode_raw` reads"
     GENERATE = "what `headrace.protocol.generate.decode_generate` reads"
+    ARROW = "what `headrace.protocol.arrow_ipc.decode_stream` reads"
 
 
 class CallOptions(NamedTuple):
@@ -132,6 +133,7 @@ class CallOptions(NamedTuple):
     not None whenever a stage has to act on the request, for `shared` too, so that one check
     suffices. Inputs in shared memory are not among the call's `inputs`. A call with `raw` has its
     undecoded body as its only input, without a name; the stage that knows the signature decodes it.
+    The request is a `table` if it may have any number of rows.
     """
 
     priority: int = 0
@@ -142,6 +144,7 @@ class CallOptions(NamedTuple):
     classes: Mapping[str, int] | None = None
     shared: Shared | None = None
     raw: Raw | None = None
+    table: bool = False
 
 
 NO_OPTIONS = CallOptions()  # of nearly all calls

@@ -6,7 +6,7 @@ raising. Plugins add further stages (`StagePlugin`). Owned by the event-loop thr
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic_ns
 
 from headrace.core.call import NO_OPTIONS, Call, Done, InferResponse, Stage, Submit, Timing
@@ -27,6 +27,7 @@ Compose = Callable[[Submit], Submit]  # makes a stage from the next one
 
 # Output bytes classified on the event loop; each element may become a text.
 _CLASSIFIED_HERE = 16 << 10
+_ANY = 1 << 60  # parts of a table, whose size other limits bound
 _PARTS_AT_ONCE = 8  # parts of a divided call in flight
 _JOINED_HERE = 1 << 20  # bytes concatenated on the event loop
 
@@ -84,13 +85,14 @@ def check(signature: Signature, submit: Submit, special: Submit) -> Submit:
 
     Calls that ask for more than a model's outputs go to `special`.
     """
+    tables = replace(signature, parts=_ANY)
 
     def stage(call: Call) -> None:
         options = call.options
         if options.shared is not None:
             call.inputs |= placeholders(options.shared)
         try:
-            call.rows = signature.check(call)
+            call.rows = (tables if options.table else signature).check(call)
         except InvalidRequest as error:
             id = call.id or "<id_unknown>"
             raise InvalidRequest(f"[request id: {id}] {error}") from None

@@ -24,6 +24,7 @@ from headrace.core.limits import PRESSED_SECS, Charge, Patience, uncharged
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.workbench import LARGE, Deferred
+from headrace.protocol.arrow_ipc import decode_stream, limited
 from headrace.protocol.elements import charge_objects
 from headrace.protocol.generate import decode_generate
 from headrace.protocol.parameters import add_timing, wants_timing
@@ -277,7 +278,8 @@ def submit_raw(found: Target, call: Call, admission: Admission, charge: Charge =
         else:
             found.submit(call)
 
-    if len(body) <= LARGE or not (raw is Raw.GENERATE or takes_long(body, "0", signature)):
+    at_once = raw is not Raw.ARROW and len(body) <= LARGE  # to import pyarrow takes long
+    if at_once or not (raw is not Raw.INFER or takes_long(body, "0", signature)):
         submit(_decoded(signature, call, uncharged, most))
     else:
         Deferred(
@@ -290,6 +292,8 @@ def _decoded(signature: Signature, call: Call, charge: Charge, most_objects: int
     names, body = (call.model_name, call.model_version), body_of(call)
     if call.options.raw is Raw.GENERATE:
         found = decode_generate(signature, *names, body, charge)
+    elif call.options.raw is Raw.ARROW:
+        found = decode_stream(signature, *names, body, limited(charge, most_objects))
     else:
         found = decode_raw(signature, *names, body)[0]
     charge_objects(found.inputs.values(), charge, most_objects)

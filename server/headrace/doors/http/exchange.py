@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headrace.core.call import NOBODY, Call, InferResponse, Timing
+from headrace.core.call import NOBODY, Call, InferResponse, Raw, Timing
 from headrace.core.errors import (
     InvalidRequest,
     PayloadTooLarge,
@@ -23,6 +23,8 @@ from headrace.doors.http.head import InferHead
 from headrace.engine.admission import Account
 from headrace.engine.entrance import HTTP_NOT_DECOUPLED, Target
 from headrace.engine.workbench import LARGE, Deferred, Job, Workbench
+from headrace.protocol.arrow import MEDIA_TYPE, batch_of
+from headrace.protocol.arrow_ipc import check_stream, decode_stream, encode_stream, limited
 from headrace.protocol.compression import (
     choose_encoding,
     compress,
@@ -58,6 +60,7 @@ CLOSE = b"connection: close\r\n"
 _BEGUN = BEGUN.encode() + b": %b\r\n"
 _BACKEND = b"headrace-backend: %b\r\n"  # the backend that has answered, for a model with several
 _TIMING = b"server-timing: %b\r\n"
+_ARROW = b"content-type: %b\r\n" % MEDIA_TYPE.encode()
 _BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 
 
@@ -157,12 +160,13 @@ class Exchange(Call):
             found = self._find()
         signature = found.signature
         if head.content_encoding is not None:
-            small = decompress_small(body, head.content_encoding)
+            small = None if head.arrow else decompress_small(body, head.content_encoding)
             if small is None:
                 self._defer(body, signature, after)
                 return
             body = small
-        if len(body) > LARGE and self._takes_long(body, signature):
+        # Also for short Arrow streams: to import pyarrow takes long.
+        if head.arrow or (len(body) > LARGE and self._takes_long(body, signature)):
             self._defer(body, signature, after)
             return
         self._ask(self._read(body, signature, uncharged), found)
@@ -207,6 +211,10 @@ class Exchange(Call):
         """Send `response`, encoded on a thread if that is slow."""
         form, packs = self._form or ResponseForm(), self.head.accept_encoding is not None
         try:
+            if self.head.arrow_back:
+                self.account.check_answer(response.model_name, response.nbytes)
+                self.owner = self._encode_later(response, form)
+                return
             for tensor in response.outputs:
                 if tensor.array.nbytes > LARGE:
                     self.account.check_answer(response.model_name, response.nbytes)
@@ -314,6 +322,13 @@ class Exchange(Call):
     def _read(self, body: Buffer, signature: Signature | None, charge: Charge) -> Call:
         """Decode a body, and note the form of its answer; raises `InvalidRequest`."""
         model, version, header = *self.head.key, self.head.json_size
+        if self.head.arrow:
+            self._form = ResponseForm()
+            check_stream(body, self._limit)
+            if signature is None:
+                return pass_raw(model, version, body, Raw.ARROW)
+            most = self.account.server.max_object_bytes
+            return decode_stream(signature, model, version, body, limited(charge, most))
         json_size = None if header is None else parse_json_size(header, len(body))
         if json_size != 0:
             asked, self._form = decode_infer(model, version, body, json_size, signature, charge)
@@ -355,8 +370,11 @@ class Exchange(Call):
     def _encode(self, response: InferResponse, form: ResponseForm, charge: Charge) -> Answer:
         if self._timed:
             add_timing(response)
-        buffers, json_size = form.encode(response, charge)
-        lines = JSON if json_size is None else _BINARY % json_size
+        if self.head.arrow_back:
+            buffers, lines = _arrow(response, form, charge), _ARROW
+        else:
+            buffers, json_size = form.encode(response, charge)
+            lines = JSON if json_size is None else _BINARY % json_size
         lines += _TIMING % server_timing(response.timing)
         accept = self.head.accept_encoding
         if accept is not None and (encoding := choose_encoding(accept)) != "identity":
@@ -365,6 +383,16 @@ class Exchange(Call):
             buffers = [compress(b"".join(buffers), encoding)]
             lines += b"content-encoding: %b\r\n" % encoding.encode()
         return Answer(200, lines + self.backend_line, buffers)
+
+
+def _arrow(response: InferResponse, form: ResponseForm, charge: Charge) -> list[Buffer]:
+    """An answer as an Arrow stream; raises `InvalidRequest` for outputs in shared memory."""
+    if form.shared:
+        raise InvalidRequest(f"outputs in shared memory cannot be asked for as {MEDIA_TYPE}")
+    charge(response.nbytes)
+    about = {"model_name": response.model_name, "model_version": response.model_version}
+    about |= {"id": response.id} if response.id else {}
+    return encode_stream(batch_of(response.outputs).replace_schema_metadata(about))
 
 
 def plain_lines(timing: Timing) -> bytes:

@@ -13,6 +13,7 @@ from headrace.api.operations import NAMED, Category
 from headrace.core.errors import InvalidRequest, Restricted
 from headrace.core.turns import PACKED, TEXT_BITS
 from headrace.engine.entrance import Entrance
+from headrace.protocol.arrow import MEDIA_TYPE
 from headrace.protocol.parameters import timeout_of
 
 URL_LIMIT = 8 << 10  # bytes: each route compares it with a pattern
@@ -29,6 +30,7 @@ class InferHead:
     """The head of an infer request; `length` is None for a chunked body.
 
     `version` is "" if the path names none. `json_size` and the encodings are the headers' text.
+    `arrow` is true for an Arrow stream as the body, `arrow_back` for one as the answer.
     `entrance` is the request's entrance to the engine, `headers` are all headers. `timeout` is as
     in `Call`: microseconds, 0 for none. `told` are parameters for models, made from headers, unless
     a `fault` is set, for which the request is refused.
@@ -46,6 +48,8 @@ class InferHead:
     timeout: int = 0
     told: Mapping[str, str] = field(default_factory=dict)
     fault: str = ""
+    arrow: bool = False
+    arrow_back: bool = False
 
     key: tuple[str, str] = field(init=False)  # model and version
     is_plain: bool = field(init=False)  # nothing but the length of a JSON body
@@ -59,7 +63,7 @@ class InferHead:
         self.is_plain = (
             said == (None, None, None)
             and self.length is not None
-            and not (self.timeout or self.told or self.fault)
+            and not (self.timeout or self.told or self.fault or self.arrow or self.arrow_back)
         )
 
 
@@ -102,6 +106,9 @@ def head_of(
         if not (text.isascii() and text.isdigit()) or len(text) > 19:
             raise InvalidRequest(f"Content-Length must be a number of bytes, got {text[:40]!r}")
         length = int(text)
+    arrow = values.get(b"content-type", "").partition(";")[0].strip().lower() == MEDIA_TYPE
+    accepted = values.get(b"accept", "").lower()
+    arrow_back = MEDIA_TYPE in accepted or (arrow and "application/json" not in accepted)
     return InferHead(
         entrance,
         path,
@@ -114,6 +121,8 @@ def head_of(
         values,
         timeout_of(values),
         *told,
+        arrow,
+        arrow_back,
     )
 
 

@@ -85,6 +85,7 @@ class Flag(IntFlag):
     UNARY = 32  # ... HTTP or a unary call
     GENERATE = 64  # the bytes of a raw request are flat JSON
     UNBEGUN = 128  # no model has begun the request that ends with the error
+    ARROW = 128  # of a raw request: its bytes are an Arrow stream
 
 
 _REQUEST = Struct("<QQI")  # nbytes, deadline in ns of the monotonic clock or 0, size of the id

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import handed_on
 from headrace.core.blocks import BLOCKS
-from headrace.core.call import Call
+from headrace.core.call import Call, Raw
 from headrace.core.errors import ExecutionFailed, LoadFailed, ServerError
 from headrace.core.process import allow_many_files, serve_promptly
 from headrace.core.tensors import Buffer
@@ -103,7 +103,7 @@ class RemoteTarget:
             headers = {name: value for name in names if (value := call.header(name))}
         flags = self._door
         if call.options.raw is not None:
-            flags |= Flag.RAW
+            flags |= Flag.RAW | (Flag.ARROW if call.options.raw is Raw.ARROW else 0)
         self._link.submit(self, call, flags, headers)
 
     def going(self) -> None:

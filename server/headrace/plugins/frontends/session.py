@@ -424,6 +424,7 @@ class FrontEndSession:
         raw: Raw | None = None
         if flags & _RAW:
             raw = Raw.GENERATE if flags & Flag.GENERATE else Raw.INFER
+            raw = Raw.ARROW if flags & Flag.ARROW else raw
         try:
             call = self._reader.read(
                 meta, rest, raw,

@@ -186,7 +186,7 @@ def _described(operation: Operation, route: Route, path: str) -> Schema:
         "responses": {},
     }
     if operation.category == "inference":
-        _describe_inference(operation.name, described)
+        _describe_inference(operation.name, route, described)
         return described
     good: Schema = {"description": route.summary}
     if operation.response in _OWN or _descriptor(operation, operation.response).fields:
@@ -203,7 +203,7 @@ def _described(operation: Operation, route: Route, path: str) -> Schema:
     return described
 
 
-def _describe_inference(name: str, described: Schema) -> None:
+def _describe_inference(name: str, route: Route, described: Schema) -> None:
     text, content = "The outputs", _json(_reference("GenerateRequest"))
     given = _json(_reference("GenerateResponse"))
     if name == "GenerateStream":
@@ -212,11 +212,12 @@ def _describe_inference(name: str, described: Schema) -> None:
     if name == "ModelInfer":
         given = _json(_reference("InferResponse"))
         content = _json(_reference("InferRequest"))
-        content["application/octet-stream"] = {"schema": _BINARY}
+        content |= {media: {"schema": _BINARY} for media in route.media}
         in_bytes = (
             "An InferResponse in as many bytes as Inference-Header-Content-Length says, and behind"
             " it the outputs that were asked for in binary"
         )
+        given |= {media: {"schema": _BINARY} for media in route.media}
         given["application/octet-stream"] = {"schema": _BINARY | {"description": in_bytes}}
         described["parameters"].append(
             {
