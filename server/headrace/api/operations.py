@@ -14,8 +14,6 @@ from functools import cache
 from typing import Any
 from urllib.parse import quote
 
-from headrace.protocol.arrow import MEDIA_TYPE
-
 Document = dict[str, Any]  # the JSON of a request or an answer
 
 INFERENCE = "inference.GRPCInferenceService"
@@ -24,6 +22,7 @@ HEALTH = "grpc.health.v1.Health"
 REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 _OTHER = "other"
 _BINARY = "application/octet-stream"
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _SAFE = frozenset({"GET", "HEAD"})
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
@@ -176,7 +175,7 @@ def _control(action: str, summary: str, *errors: int) -> Route:
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation("ModelInfer", _C.INFERENCE,
-              [Route("POST", _MODEL + "/infer", "Run the model", media=[_BINARY, MEDIA_TYPE])],
+              [Route("POST", _MODEL + "/infer", "Run the model", media=[_BINARY, ARROW_STREAM])],
               in_door=True, counted="infer", max_bytes=0),
     Operation("ModelStreamInfer", _C.INFERENCE,
               request="ModelInferRequest", in_door=True, counted="stream_infer", max_bytes=0),

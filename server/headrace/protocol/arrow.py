@@ -25,7 +25,6 @@ from headrace.core.signature import Signature, TensorSpec, quoted
 from headrace.core.tensors import Array, Tensor, TensorArray, brackets, raw_bytes
 from headrace.ipc.elements import starts_of
 
-MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 NULLS = ".null"  # suffix of the tensor that marks the missing values of another one
 _TEXT_BYTES = 2**31 - 1  # of a column with offsets of 32 bits
 _MOMENT = "%Y-%m-%dT%H:%M:%S"

@@ -34,15 +34,15 @@ _VALUES = 8  # of a byte: booleans have one bit
 _V5 = 4  # since Arrow 1.0: earlier ones say elsewhere that they are compressed
 
 
-class Outline(NamedTuple):
-    """What a message's head says: kind, bytes of the body, and of the body once decompressed."""
+class MessageHead(NamedTuple):
+    """A message's kind, the bytes of its body, and those of the body once decompressed."""
 
     kind: int
     body: int
     size: int
 
 
-def outline(head: Buffer, body: Buffer | None = None) -> Outline:
+def outline(head: Buffer, body: Buffer | None = None) -> MessageHead:
     """Read a message's head, with its body if the decompressed size is wanted.
 
     Raises `InvalidRequest` for a head that is none, and for more values than the bytes can have.
@@ -53,7 +53,7 @@ def outline(head: Buffer, body: Buffer | None = None) -> Outline:
         raise InvalidRequest("a message of the Arrow stream has no valid head") from None
 
 
-def _outline(head: Buffer, body: Buffer | None) -> Outline:
+def _outline(head: Buffer, body: Buffer | None) -> MessageHead:
     message = _u32(head, 0)[0]
     version = _u16(head, _field(head, message, 0))[0] if _field(head, message, 0) else 0
     if version != _V5:
@@ -64,7 +64,7 @@ def _outline(head: Buffer, body: Buffer | None) -> Outline:
     if size < 0:
         raise InvalidRequest(f"a message of the Arrow stream has a body of {size} bytes")
     if body is None or kind not in (DICTIONARY, BATCH):
-        return Outline(kind, size, size)
+        return MessageHead(kind, size, size)
     if len(body) != size:
         raise InvalidRequest(
             f"a message of the Arrow stream announces a body of {size} bytes, and has {len(body)}"
@@ -86,7 +86,7 @@ def _outline(head: Buffer, body: Buffer | None) -> Outline:
     most = max([rows, *(length for length, _ in _pairs(head, batch, 1))])
     if most > total * _VALUES:
         raise InvalidRequest(f"a batch of {total} bytes cannot have {most} values")
-    return Outline(kind, size, total)
+    return MessageHead(kind, size, total)
 
 
 def _field(data: Buffer, table: int, number: int) -> int:

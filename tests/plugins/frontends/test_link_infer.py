@@ -61,7 +61,7 @@ named = st.lists(tensors(), max_size=3).map(
 classes = st.none() | st.dictionaries(texts, st.integers(1, 9), min_size=1, max_size=2)
 options = st.builds(
     CallOptions, unsigned, unsigned, unsigned | texts, st.booleans(), st.booleans(), classes,
-    st.none(), st.none(),
+    st.none(), st.none(), st.just(False),
 )  # fmt: skip
 requests = st.builds(
     Call, texts, texts, texts, named, st.lists(texts, max_size=2).map(tuple), parameters,

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from headrace.api.operations import ARROW_STREAM
 from headrace.core.call import NOBODY, Call, InferResponse, Raw, Timing
 from headrace.core.errors import (
     InvalidRequest,
@@ -23,7 +24,7 @@ from headrace.doors.http.head import InferHead
 from headrace.engine.admission import Account
 from headrace.engine.entrance import HTTP_NOT_DECOUPLED, Target
 from headrace.engine.workbench import LARGE, Deferred, Job, Workbench
-from headrace.protocol.arrow import MEDIA_TYPE, batch_of
+from headrace.protocol.arrow import batch_of
 from headrace.protocol.arrow_ipc import check_stream, decode_stream, encode_stream, limited
 from headrace.protocol.compression import (
     choose_encoding,
@@ -60,7 +61,7 @@ CLOSE = b"connection: close\r\n"
 _BEGUN = BEGUN.encode() + b": %b\r\n"
 _BACKEND = b"headrace-backend: %b\r\n"  # the backend that has answered, for a model with several
 _TIMING = b"server-timing: %b\r\n"
-_ARROW = b"content-type: %b\r\n" % MEDIA_TYPE.encode()
+_ARROW = b"content-type: %b\r\n" % ARROW_STREAM.encode()
 _BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 
 
@@ -388,7 +389,7 @@ class Exchange(Call):
 def _arrow(response: InferResponse, form: ResponseForm, charge: Charge) -> list[Buffer]:
     """An answer as an Arrow stream; raises `InvalidRequest` for outputs in shared memory."""
     if form.shared:
-        raise InvalidRequest(f"outputs in shared memory cannot be asked for as {MEDIA_TYPE}")
+        raise InvalidRequest(f"outputs in shared memory cannot be asked for as {ARROW_STREAM}")
     charge(response.nbytes)
     about = {"model_name": response.model_name, "model_version": response.model_version}
     about |= {"id": response.id} if response.id else {}

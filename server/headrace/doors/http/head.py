@@ -9,11 +9,10 @@ from urllib.parse import unquote
 import httptools
 
 from headrace.api.header_rules import DoorRules, HeaderPattern, Key
-from headrace.api.operations import NAMED, Category
+from headrace.api.operations import ARROW_STREAM, NAMED, Category
 from headrace.core.errors import InvalidRequest, Restricted
 from headrace.core.turns import PACKED, TEXT_BITS
 from headrace.engine.entrance import Entrance
-from headrace.protocol.arrow import MEDIA_TYPE
 from headrace.protocol.parameters import timeout_of
 
 URL_LIMIT = 8 << 10  # bytes: each route compares it with a pattern
@@ -106,9 +105,9 @@ def head_of(
         if not (text.isascii() and text.isdigit()) or len(text) > 19:
             raise InvalidRequest(f"Content-Length must be a number of bytes, got {text[:40]!r}")
         length = int(text)
-    arrow = values.get(b"content-type", "").partition(";")[0].strip().lower() == MEDIA_TYPE
+    arrow = values.get(b"content-type", "").partition(";")[0].strip().lower() == ARROW_STREAM
     accepted = values.get(b"accept", "").lower()
-    arrow_back = MEDIA_TYPE in accepted or (arrow and "application/json" not in accepted)
+    arrow_back = ARROW_STREAM in accepted or (arrow and "application/json" not in accepted)
     return InferHead(
         entrance,
         path,
