@@ -89,6 +89,7 @@ def build_engine(
         settings.shares(files),
         settings.max_response_bytes,
         settings.max_object_bytes,
+        settings.max_request_bytes,
     )
     gpus = Gpus(settings.pinned_memory_pool_byte_size, management=lambda: NVML.load()())
     options = LoadOptions(

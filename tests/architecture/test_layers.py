@@ -36,6 +36,7 @@ LAYERS = {
     "repository": 6,
     "engine": 7,
     "plugins.frontends": 11,  # first: the others are below the doors
+    "plugins.flight": 10,
     "plugins.grpcio": 10,
     "plugins.openapi": 10,
     "plugins": 8,

@@ -13,6 +13,7 @@ from headrace.cli.commands import completion, infer, models, top
 from headrace.core.errors import LoadFailed
 from headrace.core.plugins import OWN, PARTS, OptionalPart, PluginGroup, all_plugins
 from headrace.doors import clients, server
+from headrace.doors.door import DOORS
 from headrace.doors.http.app import PAGES
 from headrace.engine.chain import STAGES
 from headrace.placement.backend import BACKENDS
@@ -24,6 +25,7 @@ from headrace.plugins import dialects, functions, grpcio, openapi, traces
 from headrace.plugins.cuda_memory import opener
 from headrace.plugins.environments import command as environments
 from headrace.plugins.environments.resolve import demanded
+from headrace.plugins.flight.door import FlightDoor
 from headrace.plugins.following import Follower, Reloader
 from headrace.plugins.frontends.supervisor import Supervisor
 from headrace.plugins.in_process import LoadedInProcess
@@ -88,6 +90,7 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
             options.PROTOCOLS, v2=options.v2_protocol, tfserving=dialects.tfserving_protocol,
             torchserve=dialects.torchserve_protocol,
         ),
+        *named(DOORS, flight=FlightDoor),
         *named(environment.ENVIRONMENTS, python=demanded),
         *named(command.SOURCES, pools=triton.take_pools),
         *named(PAGES, openapi=openapi.add_pages),

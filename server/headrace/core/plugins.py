@@ -59,7 +59,10 @@ OWN: Mapping[str, Mapping[str, str]] = {
     "headrace.sources": {
         "pools": "headrace.plugins.triton.command:take_pools",
     },
-    "headrace.doors": {},  # HTTP and gRPC are none
+    # HTTP and gRPC are none.
+    "headrace.doors": {
+        "flight": "headrace.plugins.flight.door:FlightDoor",
+    },
     "headrace.stores": {},
     "headrace.pages": {
         "openapi": "headrace.plugins.openapi:add_pages",

@@ -12,6 +12,7 @@ from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError
 from headrace.core.plugins import PluginGroup
 from headrace.engine.admission import Account
+from headrace.engine.engine import Engine
 from headrace.engine.entrance import Entrance, Target
 from headrace.protocol.status import STATUS
 
@@ -35,7 +36,7 @@ class Door(Protocol):
         """Close everything; calls under way have `grace` seconds."""
 
 
-DOORS: PluginGroup[Callable[[Entrance], Door]] = PluginGroup("headrace.doors")
+DOORS: PluginGroup[Callable[[Engine], Door]] = PluginGroup("headrace.doors")
 
 
 class DoorCall(Call):

@@ -238,9 +238,11 @@ class Admission(Account):
         shares: Shares | None = None,
         max_response_bytes: int = 0,
         max_object_bytes: int = 0,
+        max_request_bytes: int = 0,
     ) -> None:
         super().__init__(None, max_requests or maxsize, max_bytes or maxsize)
         self.max_response_bytes = max_response_bytes
+        self.max_request_bytes = max_request_bytes  # of doors that are plugins
         self.max_object_bytes = max_object_bytes  # of the elements of a request's BYTES inputs
         self.answering = 0  # bytes of large answers that are being encoded
         self.server = self

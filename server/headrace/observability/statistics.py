@@ -353,11 +353,15 @@ class Answers:
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], list[int]] = {}
 
-    def of(self, door: str, operation: str) -> list[int]:
-        """The counters of an operation for a door to update, by status: gRPC's for "grpc"."""
+    def of(self, door: str, operation: str, by_grpc: bool = False) -> list[int]:
+        """The counters of an operation for a door to update, by HTTP status, or `by_grpc`'s.
+
+        Those of the door "grpc" are by gRPC's.
+        """
         counts = self._counts.get((door, operation))
         if counts is None:
-            counts = [0] * (len(STATUS_NAMES) if door == "grpc" else _HTTP_STATUSES)
+            by_grpc = by_grpc or door == "grpc"
+            counts = [0] * (len(STATUS_NAMES) if by_grpc else _HTTP_STATUSES)
             self._counts[door, operation] = counts
         return counts
 
@@ -384,10 +388,11 @@ class Answers:
     def samples(self) -> Iterator[Sample]:
         """All counts; for each operation at least that of successful answers."""
         for (door, operation), counts in sorted(self._counts.items()):
-            good = 0 if door == "grpc" else 200
+            by_grpc = len(counts) == len(STATUS_NAMES)
+            good = 0 if by_grpc else 200
             for status, count in enumerate(counts):
                 if count or status == good:
-                    name = STATUS_NAMES[status] if door == "grpc" else str(status)
+                    name = STATUS_NAMES[status] if by_grpc else str(status)
                     yield door, operation, name, count
 
 

@@ -22,7 +22,8 @@ class GrpcOptions:
 
     A client may make no progress for `patience_secs` while sending a message or reading an answer.
     A connection without calls is closed after `idle_secs`, a stream without requests ends after
-    `stream_idle_secs`; 0: never. A connection may have `streams` open calls.
+    `stream_idle_secs`; 0: never. A connection may have `streams` open calls, whose clients may be
+    `window` bytes ahead of the server.
     """
 
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
@@ -31,6 +32,7 @@ class GrpcOptions:
     idle_secs: float = 0.0
     stream_idle_secs: float = 0.0
     streams: int = 1024
+    window: int = (1 << 20) + (64 << 10)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,8 @@ class RpcHead(CallHead):
         self.kind, self.handler = context.procedures.get(self.path, (RefusedRpc, None))
         self.largest = context.handlers.limits.get(self.path, context.max_message)
         # Counters by status for calls with this head.
-        self.answers = context.admission.answers.of("grpc", operation_of(self.path))
+        counted = operation_of(self.path)
+        self.answers = context.admission.answers.of(context.door, counted, by_grpc=True)
         if context.level and self.path in INFERENCE:
             self.packing = self.packing or self.preferred
         if self.refusal is None:
@@ -130,7 +131,10 @@ class ServerContext:
         access_log: bool,
         options: GrpcOptions,
         limits: Limits,
+        door: str = "grpc",
     ) -> None:
+        """`door` is the name by which connections and calls are counted."""
+        self.door = door
         self.procedures = procedures
         self.handlers = handlers
         self.loop = asyncio.get_running_loop()
@@ -616,7 +620,7 @@ class GrpcConnection(Http2Protocol):
         context = self.context
         client = client_of(self._transport)
         self.peer = client[0] if client else ""
-        account = context.admission.connect("grpc", self.peer)
+        account = context.admission.connect(context.door, self.peer)
         if account is None:
             return False
         self.account = account

@@ -39,6 +39,7 @@ class NativeServer(ServerContext):
         access_log: bool,
         tls: ssl.SSLContext | None = None,
         options: GrpcOptions | None = None,
+        door: str = "grpc",
     ) -> None:
         kinds: list[tuple[type[Rpc], Mapping[str, object]]] = [
             (InferRpc, handlers.direct),
@@ -51,7 +52,7 @@ class NativeServer(ServerContext):
         chosen = options or GrpcOptions()
         super().__init__(
             procedures, handlers, admission, max_request_bytes, access_log,
-            chosen, Limits(streams=chosen.streams),
+            chosen, Limits(chosen.streams, chosen.window), door,
         )  # fmt: skip
         handlers.rules.watch(self._forget_heads)
         self._tls = tls

@@ -1,0 +1,1 @@
+"""Arrow Flight: the models as tables, for programs that speak Arrow and no V2."""

@@ -1,0 +1,258 @@
+"""Arrow Flight: pyarrow's own client against real servers."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from headrace.core.datatypes import Datatype
+from tests.contract import graphs
+from tests.models.onnx_graphs import add_sub, identity, write_model
+from tests.support.server_process import ServerProcess, clean_server
+
+pa = pytest.importorskip("pyarrow")
+flight = pytest.importorskip("pyarrow.flight")
+
+_FUZZ_SECS = 4.0
+
+
+@pytest.fixture(scope="module", params=["one process", "front ends"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    root = tmp_path_factory.mktemp("models")
+    write_model(root, "numbers", identity(Datatype.FP32, ["rows", 4]), "max_batch_size: 8")
+    write_model(root, "texts", identity(Datatype.BYTES, ["rows", 1]), "max_batch_size: 8")
+    write_model(root, "two", add_sub(Datatype.INT32, 16), "max_batch_size: 8")
+    write_model(root, "unbatched", add_sub(width=3), "max_batch_size: 0")
+    hold = 'max_batch_size: 8 parameters { key: "execution" value { string_value: "thread" } }'
+    write_model(root, "spin", graphs.spin(), hold)
+    options = ["--door=flight=0", f"--max-request-bytes={4 << 20}"]
+    options += ["--frontends=2"] if request.param == "front ends" else []
+    with clean_server(root, options=options) as process:
+        yield process
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Any]:
+    found = re.search(r"^flight +(grpc://\S+)$", server.output, re.MULTILINE)
+    assert found is not None, server.output
+    with flight.connect(found[1]) as connected:
+        yield connected
+
+
+def path(*parts: str) -> Any:
+    return flight.FlightDescriptor.for_path(*parts)
+
+
+def numbers(rows: int, first: int = 0) -> Any:
+    values = pa.array(np.arange(first * 4, (first + rows) * 4, dtype=np.float32))
+    return pa.record_batch({"INPUT0": pa.FixedSizeListArray.from_arrays(values, 4)})
+
+
+def exchange(client: Any, model: str, *batches: Any, **options: Any) -> Any:
+    """The answer to a table: batches are written by a thread, as answers are read."""
+    call = flight.FlightCallOptions(**options)
+    writer, reader = client.do_exchange(path(model), call)
+
+    def write() -> None:
+        try:
+            writer.begin(batches[0].schema)
+            for batch in batches:
+                writer.write_batch(batch)
+            writer.done_writing()
+        except (flight.FlightError, pa.ArrowException, OSError):
+            pass  # which the reader tells, too
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        return reader.read_all()
+    finally:
+        thread.join()
+        writer.close()
+
+
+def test_batches_come_back_in_order(client: Any) -> None:
+    batches = [numbers(rows, first) for first, rows in enumerate([1, 900, 8, 0, 3000] * 4)]
+    table = exchange(client, "numbers", *batches)
+    table.validate(full=True)
+    wanted = pa.Table.from_batches(batches)["INPUT0"].combine_chunks().flatten()
+    assert table["OUTPUT0"].combine_chunks().flatten() == wanted
+    assert [len(chunk) for chunk in table["OUTPUT0"].chunks] == [len(batch) for batch in batches]
+
+
+def test_put_then_get(client: Any) -> None:
+    writer, reader = client.do_put(path("numbers", "1"), numbers(1).schema)
+    with writer:
+        for first in range(20):
+            writer.write_batch(numbers(100, first * 100))
+        writer.done_writing()
+        ticket = flight.Ticket(reader.read().to_pybytes())
+    table = client.do_get(ticket).read_all()
+    assert table["OUTPUT0"].combine_chunks().flatten().to_numpy().tolist() == [*range(8000)]
+    with pytest.raises(pa.ArrowKeyError, match="can be used once"):
+        client.do_get(ticket).read_all()
+
+
+def test_each_input_has_a_column(client: Any) -> None:
+    values = np.arange(32).reshape(2, 16)
+    batch = pa.record_batch({"INPUT1": [*values], "INPUT0": [*values]})
+    assert exchange(client, "two", batch)["OUTPUT0"].to_pylist() == (values * 2).tolist()
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_dictionaries_that_grow_and_compression(client: Any, compression: str | None) -> None:
+    columns = [["a", "b"], ["a", "b", "c"], ["a", "a"]]
+    batches = [pa.record_batch({"INPUT0": pa.array(c).dictionary_encode()}) for c in columns]
+    options = pa.ipc.IpcWriteOptions(compression=compression, emit_dictionary_deltas=True)
+    table = exchange(client, "texts", *batches, write_options=options)
+    assert table["OUTPUT0"].to_pylist() == [[t.encode()] for c in columns for t in c]
+
+
+def test_models_describe_themselves(client: Any) -> None:
+    listed = {info.descriptor.path[0].decode(): info for info in client.list_flights()}
+    assert [*listed] == ["numbers", "spin", "texts", "two"]
+    wanted = pa.schema([pa.field("OUTPUT0", pa.list_(pa.float32(), 4), False)])
+    for found in (
+        listed["numbers"].schema,
+        client.get_flight_info(path("numbers")).schema,
+        client.get_schema(flight.FlightDescriptor.for_command(b"numbers/1")).schema,
+    ):
+        assert found == wanted
+        inputs = pa.ipc.read_schema(pa.py_buffer(found.metadata[b"inputs"]))
+        assert inputs.names == ["INPUT0"]
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "error", "text"),
+    [
+        ("absent", numbers(1), pa.ArrowKeyError, "unknown model: 'absent'"),
+        ("unbatched", numbers(1), pa.ArrowInvalid, "takes no tables"),
+        ("numbers", pa.record_batch({"INPUT0": [[1.0, None, 1, 1]]}), pa.ArrowInvalid,
+         "a null in row 0"),
+        ("numbers", pa.record_batch({"INPUT0": [[1.0]]}), pa.ArrowInvalid, "unexpected shape"),
+        ("numbers", numbers(400_000), Exception, "exceeds the maximum .* 4194304"),
+    ],
+)  # fmt: skip
+def test_errors_reach_the_client(
+    client: Any, model: str, batch: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        exchange(client, model, batch)
+
+
+def test_answers_before_an_error_arrive(client: Any) -> None:
+    bad = pa.record_batch({"INPUT0": pa.array([[0.0] * 3 + [None]], pa.list_(pa.float32(), 4))})
+    writer, reader = client.do_exchange(path("numbers"))
+    writer.begin(bad.schema)
+    for batch in (numbers(2), bad):
+        writer.write_batch(batch)
+    assert reader.read_chunk().data.num_rows == 2
+    with pytest.raises(pa.ArrowInvalid, match="a null"):
+        reader.read_chunk()
+    writer.cancel() if hasattr(writer, "cancel") else reader.cancel()
+
+
+def spin(rounds: float) -> Any:
+    return pa.record_batch({"ROUNDS": pa.array([[rounds]], pa.list_(pa.float32(), 1))})
+
+
+def test_a_deadline(client: Any) -> None:
+    begun = time.monotonic()
+    with pytest.raises(flight.FlightTimedOutError):
+        exchange(client, "spin", *[spin(1e8)] * 4, timeout=0.2)
+    assert time.monotonic() - begun < 30
+
+
+def test_damaged_messages_never_end_the_server(client: Any, server: ServerProcess) -> None:
+    """Messages of valid streams are changed at random, for a time; the seed is printed."""
+    grpc = pytest.importorskip("grpc")
+    seed = time.time_ns()
+    print("seed", seed)
+    rng = random.Random(seed)
+    found = re.search(r"^flight +grpc://(\S+)$", server.output, re.MULTILINE)
+    assert found is not None
+    batch = pa.record_batch({"INPUT0": pa.array(["a", "b"]).dictionary_encode()})
+    from headrace.plugins.flight.wire import data_of
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    from headrace.protocol.arrow_ipc import messages
+
+    descriptor = b"\x0a\x09\x08\x01\x1a\x05texts"
+    stream = []
+    for head, body in messages(bytes(sink.getvalue())):
+        framed = b"\xff\xff\xff\xff" + len(head).to_bytes(4, "little") + bytes(head) + bytes(body)
+        stream.append(b"".join(data_of(pa.py_buffer(framed))))
+    stream[0] = descriptor + stream[0]
+    codes: dict[str, int] = {}
+    with grpc.insecure_channel(found[1]) as channel:
+        call = channel.stream_stream("/arrow.flight.protocol.FlightService/DoExchange")
+        until = time.monotonic() + _FUZZ_SECS
+        while time.monotonic() < until:
+            damaged = [bytearray(message) for message in stream]
+            for _ in range(rng.randint(1, 3)):
+                one = rng.choice(damaged)
+                one[rng.randrange(len(one))] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
+            if rng.random() < 0.2:
+                rng.shuffle(damaged)
+            try:
+                list(call(iter([bytes(message) for message in damaged]), timeout=30))
+                code = "OK"
+            except grpc.RpcError as error:
+                code = error.code().name
+            codes[code] = codes.get(code, 0) + 1
+    print(codes)
+    assert codes.keys() <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED"}
+    assert exchange(client, "numbers", numbers(1)).num_rows == 1
+
+
+def test_calls_are_counted_by_door(client: Any, server: ServerProcess) -> None:
+    exchange(client, "numbers", numbers(1))
+    text = httpx.get(f"http://{server.metrics}/metrics").text
+    assert re.search(r'headrace_\w+\{.*door="flight".*operation="infer".*\} [1-9]', text)
+
+
+def test_a_server_that_ends_answers_what_it_has_taken(tmp_path: Path) -> None:
+    hold = 'max_batch_size: 8 parameters { key: "execution" value { string_value: "thread" } }'
+    write_model(tmp_path, "spin", graphs.spin(), hold)
+    with clean_server(tmp_path, options=["--door=flight=0"]) as process:
+        found = re.search(r"^flight +(grpc://\S+)$", process.output, re.MULTILINE)
+        assert found is not None
+        with flight.connect(found[1]) as client:
+            writer, reader = client.do_exchange(path("spin"))
+            writer.begin(spin(1).schema)
+            writer.write_batch(spin(1))
+            assert reader.read_chunk().data.num_rows == 1
+            writer.write_batch(spin(100_000))
+            os.kill(process.pid, signal.SIGTERM)
+            assert reader.read_chunk().data.num_rows == 1
+            with pytest.raises(flight.FlightUnavailableError, match="Server exiting"):
+                reader.read_chunk()
+        assert process.process is not None
+        assert process.process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "text"), [("x", "expected a port"), ("1.2.3.4:1", "cannot listen on 1.2.3.4:1")]
+)
+def test_an_address_that_cannot_be_opened(tmp_path: Path, address: str, text: str) -> None:
+    write_model(tmp_path, "two", add_sub(Datatype.INT32, 16), "max_batch_size: 8")
+    command = [sys.executable, "-m", "headrace", "serve", "--model-repository", str(tmp_path)]
+    command += ["--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--door=flight={address}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert text in done.stderr
