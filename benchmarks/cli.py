@@ -49,6 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.local:
         local.main(3 if options.quick else 5)
         return 0
+    if options.flight:
+        from benchmarks import flight  # late, since it imports LightGBM
+
+        flight.main(1 if options.quick else 5)
+        return 0
     try:
         if options.profile:
             profile.main(options.models[0], options.seconds or (1.0 if options.quick else 5.0))
@@ -184,6 +189,10 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--local", action="store_true",
         help="print how fast large tensors go to a server on this machine, and end",
+    )  # fmt: skip
+    add(
+        "--flight", action="store_true",
+        help="print the rows/s of a table by Arrow Flight and by gRPC, and end",
     )  # fmt: skip
     add(
         "--remote", action="store_true",

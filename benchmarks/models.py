@@ -88,7 +88,7 @@ def _widen(cases: Callable[[], list[Case]], rows: int) -> list[Case]:
     ]
 
 
-def _onnx(name: str, build: Callable[[], Graph]) -> bytes:
+def onnx_bytes(name: str, build: Callable[[], Graph]) -> bytes:
     graph = build()
 
     def infos(shapes: Mapping[str, Sequence[int]]) -> list[Any]:
@@ -199,7 +199,7 @@ def echo(name: str, elements: int) -> Model:
         rows = np.random.default_rng(23).standard_normal((4, 1, elements)).astype(np.float32)
         return [Case({"input": row}, {"output": row}) for row in rows]
 
-    return Model(name, partial(_onnx, name, graph), cases, max_batch_size=8)
+    return Model(name, partial(onnx_bytes, name, graph), cases, max_batch_size=8)
 
 
 _BATCHED = "dynamic_batching { }\n"
@@ -208,11 +208,14 @@ _UNBATCHED = 'parameters { key: "batching" value { string_value: "off" } }\n'
 MODELS: Mapping[str, Model] = {
     model.name: model
     for model in (
-        Model(MLP, partial(_onnx, MLP, _mlp_graph), _mlp_cases, config=_BATCHED),
+        Model(MLP, partial(onnx_bytes, MLP, _mlp_graph), _mlp_cases, config=_BATCHED),
         Model(
-            MLP_UNBATCHED, partial(_onnx, MLP_UNBATCHED, _mlp_graph), _mlp_cases, config=_UNBATCHED
+            MLP_UNBATCHED,
+            partial(onnx_bytes, MLP_UNBATCHED, _mlp_graph),
+            _mlp_cases,
+            config=_UNBATCHED,
         ),
-        Model("simple", partial(_onnx, "simple", _simple_graph), _simple_cases, 8, _BATCHED),
+        Model("simple", partial(onnx_bytes, "simple", _simple_graph), _simple_cases, 8, _BATCHED),
         echo("echo_4k", 1 << 10),
         echo(ECHO_1M, 1 << 18),
     )
@@ -221,7 +224,9 @@ MODELS: Mapping[str, Model] = {
 # What only the scorecard serves: models and batches that are large.
 ALL_MODELS: Mapping[str, Model] = {
     **MODELS,
-    MLP_WIDE: Model(MLP_WIDE, partial(_onnx, MLP_WIDE, _mlp_graph), _mlp_cases, 1024, _BATCHED),
+    MLP_WIDE: Model(
+        MLP_WIDE, partial(onnx_bytes, MLP_WIDE, _mlp_graph), _mlp_cases, 1024, _BATCHED
+    ),
     ECHO_16M: echo(ECHO_16M, 1 << 22),
     RESNET50: Model(RESNET50, _resnet50, _resnet50_cases, max_batch_size=8, config=_BATCHED),
 }
