@@ -12,7 +12,7 @@ from headrace.doors.door import Door
 from headrace.doors.grpc.call import Handlers, Peer, StreamSession
 from headrace.doors.grpc.native.server import NativeServer
 from headrace.doors.grpc.options import GrpcOptions
-from headrace.doors.http.server import bind
+from headrace.doors.listeners import bind
 from headrace.engine.engine import Engine
 from headrace.plugins.flight.streams import (
     Parcels,
@@ -78,7 +78,7 @@ class FlightDoor(Door):
         except OSError as error:
             raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from None
         port = listener.getsockname()[1]
-        await self._server.start(listener)
+        await self._server.start([listener])
         return f"grpc://[{host}]:{port}" if ":" in host else f"grpc://{host}:{port}"
 
     async def drain(self, seconds: float) -> None:
