@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from headrace.runner.embedded import AsyncEngine
     from headrace.runner.embedded import EmbeddedEngine as Engine
+    from headrace.runner.runner import Runner
     from headrace.serving.server import serve
     from headrace.serving.sources import ServeError
 
@@ -63,6 +64,7 @@ __all__ = [
     "InvalidInput",
     "N",
     "ResultError",
+    "Runner",
     "ServeError",
     "SignatureError",
     "Strings",
@@ -83,6 +85,7 @@ _MODULES = {
     "Client": "headrace.client.blocking:Client",
     "ClientError": "headrace.client:ClientError",
     "Engine": "headrace.runner.embedded:EmbeddedEngine",
+    "Runner": "headrace.runner.runner:Runner",
     "ServeError": "headrace.serving.sources:ServeError",
     "serve": "headrace.serving.server:serve",
 }

@@ -12,6 +12,14 @@ _PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 8001}
 _SOCKETS = {"unix": "http", "http+unix": "http", "grpc+unix": "grpc"}
 
 
+def is_address(text: str) -> bool:
+    """True for a URL with a scheme of servers, or of their sockets."""
+    scheme, colon, rest = text.partition(":")
+    if scheme in _SOCKETS:
+        return bool(colon)
+    return scheme in _PORTS and rest.startswith("//")
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """The address of a server: a host and port, or the path of a Unix `socket`.

@@ -13,7 +13,7 @@ import os
 import ssl
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from functools import partial, wraps
 from threading import Lock, Thread, current_thread
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
@@ -21,6 +21,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from headrace.client import ConnectionFailed
 from headrace.client.address import DEFAULT_URL, Address
 from headrace.client.asynchronous import TIMEOUT_SECS, AsyncClient, AsyncModel, AsyncModels
+from headrace.client.transport import InferRequest, Result
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -135,6 +136,10 @@ class BlockingModels(Generic[M]):
     documents = _blocking(AsyncModels.documents)
     fetch = _blocking(AsyncModels.fetch)
 
+    def submit(self, request: InferRequest) -> "Future[Result]":
+        """Begin to run a model with a request of finished tensors."""
+        return self._begin(self._asynchronous.send(request))
+
     def close(self) -> None:
         """Close all connections and cancel requests in flight; the client cannot be used again."""
         self._end()
@@ -145,7 +150,7 @@ class BlockingModels(Generic[M]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def _begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         if self._process != os.getpid():
             try:
                 self._start_again()
@@ -153,10 +158,13 @@ class BlockingModels(Generic[M]):
                 work.close()
                 raise
         try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:
             work.close()
             raise RuntimeError("the client is closed") from None
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = self._begin(work)
         try:
             return future.result()
         except CancelledError:

@@ -216,8 +216,11 @@ class Result(Mapping[str, Array]):
 
         Missing texts are None.
         """
-        array = self[name] if name else self.array
-        return _texts(array).tolist()
+        return self.texts_array(name).tolist()
+
+    def texts_array(self, name: str = "") -> Array:
+        """A BYTES output as an array of `str`, masked where texts are missing."""
+        return _texts(self[name] if name else self.array)
 
     def columns(self) -> dict[str, Array]:
         """The outputs as columns of a table, by name: one-dimensional, with `str` for texts.

@@ -1,0 +1,129 @@
+"""Places: the engines and clients that the runners of a process share.
+
+There is one for each address, or repository and settings, opened at the first use, and closed when
+the last runner that has used it is gone. A forked process has its own: those of its parent are left
+alone. Runners that came by pickle, as to the executors of a cluster, come and go with each task, so
+what they have opened is kept for a while longer.
+"""
+
+import os
+import threading
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.client.address import is_address
+from headrace.client.blocking import BlockingModels, Client
+from headrace.runner.embedded import EmbeddedEngine
+
+_LINGER_SECS = 60.0
+_CONNECT_RETRIES = 6  # 6.3 seconds in all
+
+
+class Place:
+    """A shared engine or client, with the number of runners that have used it."""
+
+    def __init__(self, address: str, settings: Mapping[str, Any]) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.closing: threading.Timer | None = None
+        self._address = address
+        self._settings = settings
+        self._found: BlockingModels[Any] | None = None
+        self._loaded: set[str] = set()
+
+    def models(self, model: str) -> BlockingModels[Any]:
+        """The engine with that model loaded, or the client; opens it on first use."""
+        found = self._found
+        if found is not None and model in self._loaded:  # as mostly, without the lock
+            return found
+        with self.lock:
+            if self._found is None:
+                self._found = self._opened(model)
+            elif model not in self._loaded and self._loads:
+                self._found.load(model, timeout=0)
+            self._loaded.add(model)
+            return self._found
+
+    def close(self) -> None:
+        """Close the engine or client, if it was opened."""
+        with self.lock:
+            found, self._found = self._found, None
+            self._loaded.clear()
+        if found is not None:
+            found.close()
+
+    @property
+    def _loads(self) -> bool:
+        return not is_address(self._address) and not (
+            {"model_control_mode", "load_model"} & set(self._settings)
+        )
+
+    def _opened(self, model: str) -> BlockingModels[Any]:
+        given = dict(self._settings)
+        if is_address(self._address):
+            given.setdefault("connect_retries", _CONNECT_RETRIES)
+            return Client(self._address, **given)
+        if self._loads:
+            given |= {"model_control_mode": "explicit", "load_model": model}
+        if os.path.isdir(self._address):
+            return EmbeddedEngine(self._address, **given)
+        return EmbeddedEngine(model_repository=self._address, **given)  # a store's address
+
+
+@dataclass
+class Places:
+    """The places of one process."""
+
+    lock: threading.RLock  # a runner may be collected while it is held
+    known: dict[Hashable, Place]
+
+    def enter(self, address: str, settings: Mapping[str, Any]) -> tuple[Hashable, Place]:
+        """The place, for one runner more; each calls `leave` once."""
+        key = (address, repr(sorted(settings.items())))
+        with self.lock:
+            place = self.known.setdefault(key, Place(address, settings))
+            place.users += 1
+            if place.closing is not None:
+                place.closing.cancel()
+                place.closing = None
+        return key, place
+
+    def leave(self, key: Hashable, process: int, lingers: bool) -> None:
+        """A runner is gone; in a child of the process that it was in, nothing is done."""
+        if process != os.getpid():
+            return
+        with self.lock:
+            place = self.known[key]
+            place.users -= 1
+            if place.users:
+                return
+            if lingers and threading.main_thread().is_alive():
+                place.closing = threading.Timer(_LINGER_SECS, self._drop, (key,))
+                place.closing.daemon = True
+                place.closing.start()
+                return
+        self._drop(key)
+
+    def close(self) -> None:
+        """Close everything, at the end of the process."""
+        for key in list(self.known):
+            self._drop(key, even_used=True)
+
+    def _drop(self, key: Hashable, even_used: bool = False) -> None:
+        with self.lock:
+            place = self.known.get(key)
+            if place is None or (place.users and not even_used):
+                return
+            del self.known[key]
+        place.close()
+
+
+# By process, so that a child has new locks too; those of the parent are kept, unclosed.
+_PLACES: dict[int, Places] = {}
+
+
+def places() -> Places:
+    """The places of this process."""
+    found = _PLACES.get(os.getpid())
+    return found or _PLACES.setdefault(os.getpid(), Places(threading.RLock(), {}))
