@@ -161,7 +161,7 @@ def test_values_of_their_own_datatype(value: object, datatype: str, shape: tuple
 
 @pytest.mark.parametrize(("value", "text"), [
     (1j, "no datatype of the protocol is numpy's complex128"),
-    (np.array(["2026-01-01"], "M8[D]"), "datetime64"), ([None], "expected texts for BYTES"),
+    (np.array([1], "m8[s]"), "timedelta64"), ([None], "expected texts for BYTES"),
 ])  # fmt: skip
 def test_values_of_no_datatype(value: object, text: str) -> None:
     with pytest.raises(InputError, match=text):

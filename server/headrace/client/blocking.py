@@ -21,7 +21,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from headrace.client import ConnectionFailed
 from headrace.client.address import DEFAULT_URL, Address
 from headrace.client.asynchronous import TIMEOUT_SECS, AsyncClient, AsyncModel, AsyncModels
-from headrace.client.transport import InferRequest, Result
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -136,9 +135,9 @@ class BlockingModels(Generic[M]):
     documents = _blocking(AsyncModels.documents)
     fetch = _blocking(AsyncModels.fetch)
 
-    def submit(self, request: InferRequest) -> "Future[Result]":
-        """Begin to run a model with a request of finished tensors."""
-        return self._begin(self._asynchronous.send(request))
+    def begin(self, work: Callable[[M], Coroutine[Any, Any, T]]) -> "Future[T]":
+        """Begin `work` with the asynchronous interface, on its event loop."""
+        return self._begin(work(self._asynchronous))
 
     def close(self) -> None:
         """Close all connections and cancel requests in flight; the client cannot be used again."""

@@ -2,7 +2,8 @@
 
 The libraries are never imported for values of other kinds. Whatever offers the Arrow stream
 interface (pyarrow, polars and others) is read by pyarrow. A column with missing values is an array
-and a mask; pandas' NaN counts as missing, Arrow's does not, as in those libraries.
+and a mask; pandas' NaN counts as missing, Arrow's does not, as in those libraries. Lists of equal
+length are further dimensions, dictionaries and categories their values, moments in UTC.
 """
 
 import sys
@@ -124,7 +125,7 @@ def rows_of(value: object, names: Sequence[str]) -> ColumnTable | None:
 def column_of(value: object) -> tuple[Array, Array | None] | None:
     """A column with its mask of missing values, None without any; None for other values.
 
-    Missing values may have any placeholder.
+    Missing values may have any placeholder; only those that are NaN in the column are NaN.
     """
     if isinstance(value, np.ma.MaskedArray):
         return np.asarray(value.data), np.ma.getmaskarray(value)
@@ -136,8 +137,13 @@ def column_of(value: object) -> tuple[Array, Array | None] | None:
     if isinstance(value, str | bytes | int | float):
         return None
     if _is_pandas(value):
-        series: Any = sys.modules["pandas"].Series(value)
+        pandas: Any = sys.modules["pandas"]
+        series = pandas.Series(value)
+        if isinstance(series.dtype, pandas.DatetimeTZDtype):
+            series = series.dt.tz_convert(None)
         array = np.asarray(series)
+        if array.dtype.kind == "f" and isinstance(series.dtype, np.dtype):
+            return array, np.isnan(array) if series.hasnans else None
         if series.hasnans:
             missing = np.asarray(series.isna(), np.bool_)
             return _with_gaps(np.asarray(series[~missing]), missing)
@@ -145,9 +151,8 @@ def column_of(value: object) -> tuple[Array, Array | None] | None:
     if isinstance(value, ArrowStream):
         chunks = pyarrow().chunked_array(value)
         if not chunks.null_count:
-            return _plain(np.asarray(chunks.to_numpy())), None
-        present = np.asarray(chunks.drop_null().to_numpy())
-        return _with_gaps(present, np.asarray(chunks.is_null(), np.bool_))
+            return _of_arrow(chunks), None
+        return _with_gaps(_of_arrow(chunks.drop_null()), np.asarray(chunks.is_null(), np.bool_))
     return None
 
 
@@ -165,6 +170,30 @@ def _is_pandas(value: object) -> bool:
         return False
     kinds = (pandas.Series, pandas.Index, pandas.api.extensions.ExtensionArray)
     return isinstance(value, kinds)
+
+
+def _of_arrow(column: Any) -> Array:
+    """Arrow's values, none of them missing; raises `InputError` for lists that are no array."""
+    types = pyarrow().types
+    kind = column.type
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return _plain(np.asarray(column.to_numpy(zero_copy_only=False)))
+    if isinstance(column, pyarrow().ChunkedArray):
+        column = column.combine_chunks()
+    rows = len(column)
+    lengths = np.asarray(import_module("pyarrow.compute").list_value_length(column))
+    if rows and (differ := lengths != lengths[0]).any():
+        place = int(differ.argmax())
+        raise InputError(
+            f"the lists in it differ in length: {lengths[0]} in row 0, {lengths[place]} in row"
+            f" {place}"
+        )
+    items = column.flatten()
+    if items.null_count:
+        place = int(np.asarray(items.is_null(), np.bool_).argmax())
+        raise InputError(f"row {place // lengths[0]} has a list with a null in it")
+    found = _of_arrow(items)
+    return found.reshape(rows, int(lengths[0]) if rows else 0, *found.shape[1:])
 
 
 def _of_items(items: Sequence[Any]) -> tuple[Array, Array | None]:
@@ -188,9 +217,7 @@ def _with_gaps(present: Array, missing: Array) -> tuple[Array, Array | None]:
 
 
 def _plain(array: Array) -> Array:
-    """Python's numbers as an array of numbers, moments in ISO 8601."""
-    if array.dtype.kind == "M":
-        return np.datetime_as_string(array).astype(object)
+    """Python's numbers as an array of numbers."""
     if array.dtype == object and array.size and not isinstance(array.flat[0], str | bytes):
         return np.array(array.tolist())
     return array

@@ -3,14 +3,16 @@
 Values are arrays, scalars, lists, strings and bytes, columns and tables (`tables.py`). The
 signature determines datatype and shape; a value that does not fit is refused, never rounded or
 truncated. Missing values become NaN, or are marked in the input `<name>.null` of a model that has
-it. A table for one input has its columns put into the order of the model's training.
+it. A table for one input has its columns put into the order of the model's training. Moments are
+texts in ISO 8601, nanoseconds since 1970 as INT64, or seconds as FP64; decimals are numbers.
 """
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from decimal import Decimal
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -22,6 +24,18 @@ from headrace.core.signature import fits
 from headrace.core.tensors import Array, Tensor, TensorArray, brackets
 from headrace.ipc.elements import object_array
 from headrace.protocol.arrow import NULLS
+
+
+_IN_MEMORY = (1, 3)  # DLPack's devices: the CPU, and memory that is pinned for CUDA
+
+
+@runtime_checkable
+class DLPackTensor(Protocol):
+    """A tensor of another library."""
+
+    def __dlpack__(self) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +90,12 @@ class ModelSignature:
         except (KeyError, TypeError, ValueError) as error:
             raise AnswerError(f"the model's metadata make no sense: {error!r}") from error
 
-    def tensors(self, model: str, given: object) -> list[Tensor]:
+    def tensors(self, model: str, given: object, first_row: int | None = None) -> list[Tensor]:
         """Convert values to the inputs of a request; raises `InputError` for the first mismatch.
 
         An optional input may be missing, or None. A table instead of values by name has a column
-        for each input, or is the matrix that is the only input.
+        for each input, or is the matrix that is the only input. With the number of the `first_row`
+        in a larger table, missing values are refused, unless the model marks them or they are NaN.
         """
         named = self.named(model, given)
         named = {name: value for name, value in named.items() if value is not None}
@@ -94,7 +109,7 @@ class ModelSignature:
         found = []
         for name, value in named.items():
             nulls = None if name + NULLS in named else self.inputs.get(name + NULLS)
-            found += _fitting(model, self.inputs[name], value, nulls)
+            found += _fitting(model, self.inputs[name], value, nulls, first_row)
         return found
 
     def arranges(self, given: object) -> bool:
@@ -162,17 +177,22 @@ def _declared(
     }
 
 
-def _fitting(model: str, declared: Declared, value: Any, nulls: Declared | None) -> list[Tensor]:
+def _fitting(
+    model: str, declared: Declared, value: Any, nulls: Declared | None, first_row: int | None
+) -> list[Tensor]:
     """The tensor of a value, and the one in `nulls` that marks its missing elements, if any."""
     try:
-        array, missing = read_value(value, declared, nulls is not None)
+        array, missing = read_value(value, declared, nulls is not None, first_row)
         array = fit(array, declared)
         found = [Tensor(declared.name, declared.datatype, array)]
         if missing is not None and nulls is not None:
             found.append(Tensor(nulls.name, nulls.datatype, fit(missing, nulls)))
     except ValueError as error:
-        is_array = isinstance(value, np.ndarray)
-        got = f"{value.dtype} {brackets(value.shape)}" if is_array else type(value).__name__
+        got = type(value).__name__
+        if isinstance(value, np.ndarray):
+            got = f"{value.dtype} {brackets(value.shape)}"
+        elif isinstance(value, ColumnTable):
+            got = "a table"
         raise InputError(
             f"input '{declared.name}' of model '{model}': expected {declared.datatype}"
             f" {brackets(declared.shape)}, got {got}: {error}"
@@ -181,11 +201,12 @@ def _fitting(model: str, declared: Declared, value: Any, nulls: Declared | None)
 
 
 def read_value(
-    value: Any, declared: Declared, nullable: bool = False
+    value: Any, declared: Declared, nullable: bool = False, first_row: int | None = None
 ) -> tuple[Array, Array | None]:
     """A value as an array of the declared datatype, with the mask of missing elements.
 
-    Unless `nullable`, missing elements are NaN; raises `ValueError` if the datatype has none.
+    Unless `nullable`, missing elements are NaN; raises `ValueError` if the datatype has none. With
+    a `first_row` only those that are NaN already may be missing.
     """
     datatype = declared.datatype
     table = table_of(value)
@@ -198,7 +219,7 @@ def read_value(
         matrix = np.empty((table.rows, len(columns)), dtype)
         for place, (name, column) in enumerate(columns):
             try:
-                matrix[:, place] = read_value(column, each)[0]
+                matrix[:, place] = read_value(column, each, first_row=first_row)[0]
             except ValueError as error:
                 raise ValueError(f"column '{name}': {error}") from None
         return matrix, None
@@ -213,19 +234,31 @@ def read_value(
         array, missing = column
     if missing is None or not missing.any():
         return cast(array, datatype), None
-    if datatype is Datatype.BYTES:
-        array = array.astype(object)
-        array[missing] = b""
-    array = cast(array, datatype)
+    if first_row is not None and not nullable:
+        _refuse_nulls(array, missing, declared, first_row)
     if NUMPY[datatype].kind not in "iubO":
-        array = array.copy()
+        array = cast(array, datatype).copy()
         array[missing] = np.nan
-    elif not nullable:
+        return array, missing
+    if not nullable:
         raise ValueError(
             f"it has missing values ({int(missing.sum())}), and the model has no input"
             f" '{declared.name}{NULLS}' that would mark them"
         )
-    return array, missing
+    array = array.astype(object) if datatype is Datatype.BYTES else array.copy()
+    array[missing] = b"" if datatype is Datatype.BYTES else 0
+    return cast(array, datatype), missing
+
+
+def _refuse_nulls(array: Array, missing: Array, declared: Declared, first_row: int) -> None:
+    """Raise `ValueError` with the row of the first missing element that is not NaN."""
+    is_null = missing & ~np.isnan(array) if array.dtype.kind == "f" else missing
+    rows = is_null.reshape(len(is_null), -1).any(axis=1)
+    if rows.any():
+        raise ValueError(
+            f"row {first_row + int(rows.argmax())} is null, and the model has no input"
+            f" '{declared.name}{NULLS}' that would mark it"
+        )
 
 
 def arrays_of(outputs: Sequence[Tensor]) -> dict[str, TensorArray]:
@@ -291,6 +324,8 @@ def tensor_of(name: str, value: Any) -> Tensor:
         column = column_of(value)
         value = column[0] if column is not None and column[1] is None else value
     array = value if isinstance(value, np.ndarray) else np.array(value)
+    if array.dtype.kind == "M":
+        return Tensor(name, Datatype.BYTES, cast(array, Datatype.BYTES))
     if array.dtype.kind in "SUO":
         # A bytes array of numpy would drop trailing zeros.
         given = value if isinstance(value, np.ndarray) else np.array(value, object)
@@ -306,7 +341,9 @@ def tensor_of(name: str, value: Any) -> Tensor:
 
 
 def elements(data: Any, datatype: Datatype) -> Array:
-    """JSON values, nested or not, as an array; raises `ValueError` for a mismatch."""
+    """JSON values or a tensor, as an array; raises `ValueError` for a mismatch."""
+    if isinstance(data, DLPackTensor):
+        return cast(_from_dlpack(data), datatype)
     try:
         given = np.array(data, object if datatype is Datatype.BYTES else None)
     except (ValueError, OverflowError):
@@ -314,8 +351,24 @@ def elements(data: Any, datatype: Datatype) -> Array:
     return cast(given, datatype)
 
 
+def _from_dlpack(tensor: Any) -> Array:
+    """The array of a tensor, without a copy; raises `ValueError` if it is elsewhere."""
+    device = tensor.__dlpack_device__()[0]
+    if device not in _IN_MEMORY:
+        raise ValueError(
+            f"the tensor is on a device (of DLPack's type {device}): copy it to the CPU"
+        )
+    try:
+        found: Array = np.from_dlpack(tensor)
+    except (BufferError, RuntimeError, TypeError) as error:  # a gradient, or a type of its own
+        raise ValueError(f"the tensor cannot be read: {error}") from None
+    return found
+
+
 def cast(given: Array, datatype: Datatype) -> Array:
     """Convert values to `datatype`; raises `ValueError` if they do not fit."""
+    if given.dtype.kind in "Mm":
+        return _cast_moments(given, datatype)
     if datatype is Datatype.BYTES:
         texts = [_text(item) for item in given.ravel().tolist()]
         return object_array([texts], given.shape)
@@ -324,6 +377,8 @@ def cast(given: Array, datatype: Datatype) -> Array:
         return given
     if given.size == 0:
         return given.astype(wanted)
+    if given.dtype == object and isinstance(given.flat[0], Decimal):
+        given = _of_decimals(given, wanted.kind in "iu")
     if given.dtype.kind not in "biuf":
         raise ValueError(f"expected numbers for {datatype}")
     if datatype is Datatype.BOOL:
@@ -338,6 +393,29 @@ def cast(given: Array, datatype: Datatype) -> Array:
             raise ValueError(f"expected numbers from {limits.min} to {limits.max} for {datatype}")
     with np.errstate(over="ignore"):  # too large values become infinite
         return given.astype(wanted)
+
+
+def _cast_moments(given: Array, datatype: Datatype) -> Array:
+    """Moments or durations as text, nanoseconds or seconds; raises `ValueError` for another."""
+    if datatype is Datatype.BYTES and given.dtype.kind == "M":
+        return cast(np.datetime_as_string(given).astype(object), datatype)
+    if datatype not in (Datatype.INT64, Datatype.FP64):
+        raise ValueError(f"moments are for INT64, FP64 or as text for BYTES, not for {datatype}")
+    exact = given.astype(f"{given.dtype.kind}8[ns]")
+    if (exact.astype(given.dtype) != given).any():
+        raise ValueError("a moment in it is not within 292 years of 1970, so it has no nanoseconds")
+    count = exact.astype(np.int64)
+    return count if datatype is Datatype.INT64 else count / 1e9
+
+
+def _of_decimals(given: Array, whole: bool) -> Array:
+    """Decimals as the nearest floats, or as integers if all are; raises `ValueError`."""
+    try:
+        if whole and all(item == int(item) for item in given.flat):
+            return np.array([int(item) for item in given.flat]).reshape(given.shape)
+        return given.astype(np.float64)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ValueError(f"the decimals are no numbers: {error}") from None
 
 
 def _text(item: object) -> bytes:

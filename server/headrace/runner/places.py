@@ -17,7 +17,6 @@ from headrace.client.blocking import BlockingModels, Client
 from headrace.runner.embedded import EmbeddedEngine
 
 _LINGER_SECS = 60.0
-_CONNECT_RETRIES = 6  # 6.3 seconds in all
 
 
 class Place:
@@ -62,7 +61,6 @@ class Place:
     def _opened(self, model: str) -> BlockingModels[Any]:
         given = dict(self._settings)
         if is_address(self._address):
-            given.setdefault("connect_retries", _CONNECT_RETRIES)
             return Client(self._address, **given)
         if self._loads:
             given |= {"model_control_mode": "explicit", "load_model": model}
@@ -98,22 +96,17 @@ class Places:
             place.users -= 1
             if place.users:
                 return
-            if lingers and threading.main_thread().is_alive():
+            if lingers:
                 place.closing = threading.Timer(_LINGER_SECS, self._drop, (key,))
                 place.closing.daemon = True
                 place.closing.start()
                 return
         self._drop(key)
 
-    def close(self) -> None:
-        """Close everything, at the end of the process."""
-        for key in list(self.known):
-            self._drop(key, even_used=True)
-
-    def _drop(self, key: Hashable, even_used: bool = False) -> None:
+    def _drop(self, key: Hashable) -> None:
         with self.lock:
             place = self.known.get(key)
-            if place is None or (place.users and not even_used):
+            if place is None or place.users:
                 return
             del self.known[key]
         place.close()
