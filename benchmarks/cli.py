@@ -54,6 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         flight.main(1 if options.quick else 5)
         return 0
+    if options.runner:
+        from benchmarks import runner  # late, since it imports pandas and libraries of models
+
+        runner.main(1 if options.quick else 7, 100_000 if options.quick else 1_000_000)
+        return 0
     try:
         if options.profile:
             profile.main(options.models[0], options.seconds or (1.0 if options.quick else 5.0))
@@ -193,6 +198,11 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--flight", action="store_true",
         help="print the rows/s of a table by Arrow Flight and by gRPC, and end",
+    )  # fmt: skip
+    add(
+        "--runner", action="store_true",
+        help="print how fast tables go through a Runner, here and over gRPC, beside loops by hand"
+        " over the models' libraries, and end",
     )  # fmt: skip
     add(
         "--remote", action="store_true",

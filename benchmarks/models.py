@@ -19,6 +19,7 @@ MLP_WIDE = "mlp_wide"  # in batches of up to 1024 rows
 ECHO_1M, ECHO_16M = "echo_1m", "echo_16m"
 RESNET50 = "resnet50"
 _WIDTHS = (64, 256, 256, 10)
+_TABLE_WIDTHS = (8, 256, 256, 1)
 _CASES = 16  # different requests, sent in turn
 _OPSET, _IR_VERSION = 17, 8
 
@@ -108,28 +109,28 @@ def onnx_bytes(name: str, build: Callable[[], Graph]) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
 
 
-def mlp_weights() -> dict[str, Array]:
-    """The MLP's numbers: weight0, bias0, weight1 and so on."""
+def mlp_weights(widths: Sequence[int] = _WIDTHS) -> dict[str, Array]:
+    """An MLP's numbers: weight0, bias0, weight1 and so on."""
     random = np.random.default_rng(20)
     weights: dict[str, Array] = {}
-    for layer, (rows, columns) in enumerate(pairwise(_WIDTHS)):
+    for layer, (rows, columns) in enumerate(pairwise(widths)):
         weight = random.standard_normal((rows, columns)) * np.sqrt(2 / rows)
         weights[f"weight{layer}"] = weight.astype(np.float32)
         weights[f"bias{layer}"] = random.standard_normal(columns).astype(np.float32) / 10
     return weights
 
 
-def _mlp_graph() -> Graph:
+def _mlp_graph(widths: Sequence[int] = _WIDTHS) -> Graph:
     nodes: list[NodeProto] = []
-    value, last = "input", len(_WIDTHS) - 2
+    value, last = "input", len(widths) - 2
     for layer in range(last + 1):
         result = "output" if layer == last else f"sum{layer}"
         nodes.append(helper.make_node("Gemm", [value, f"weight{layer}", f"bias{layer}"], [result]))
         if layer < last:
             value = f"hidden{layer}"
             nodes.append(helper.make_node("Relu", [result], [value]))
-    shapes = {"input": _WIDTHS[:1]}, {"output": _WIDTHS[-1:]}
-    return Graph(nodes, TensorProto.FLOAT, *shapes, mlp_weights())
+    shapes = {"input": widths[:1]}, {"output": widths[-1:]}
+    return Graph(nodes, TensorProto.FLOAT, *shapes, mlp_weights(widths))
 
 
 def _mlp_cases() -> list[Case]:
@@ -220,6 +221,11 @@ MODELS: Mapping[str, Model] = {
         echo(ECHO_1M, 1 << 18),
     )
 }
+
+# Of tables with eight columns, in batches of some thousand rows; without cases.
+MLP_OF_TABLES = Model(
+    "mlp_table", partial(_onnx, "mlp_table", partial(_mlp_graph, _TABLE_WIDTHS)), list, 8192
+)
 
 # What only the scorecard serves: models and batches that are large.
 ALL_MODELS: Mapping[str, Model] = {

@@ -122,10 +122,11 @@ def rows_of(value: object, names: Sequence[str]) -> ColumnTable | None:
     return _table(labels, [*zip(*cells, strict=True)], len(rows))
 
 
-def column_of(value: object) -> tuple[Array, Array | None] | None:
+def column_of(value: object, nan_misses: bool = True) -> tuple[Array, Array | None] | None:
     """A column with its mask of missing values, None without any; None for other values.
 
-    Missing values may have any placeholder; only those that are NaN in the column are NaN.
+    Missing values may have any placeholder; only those that are NaN in the column are NaN. Unless
+    `nan_misses`, pandas' columns of numpy's floats have none, and are not searched.
     """
     if isinstance(value, np.ma.MaskedArray):
         return np.asarray(value.data), np.ma.getmaskarray(value)
@@ -143,7 +144,7 @@ def column_of(value: object) -> tuple[Array, Array | None] | None:
             series = series.dt.tz_convert(None)
         array = np.asarray(series)
         if array.dtype.kind == "f" and isinstance(series.dtype, np.dtype):
-            return array, np.isnan(array) if series.hasnans else None
+            return array, np.isnan(array) if nan_misses and series.hasnans else None
         if series.hasnans:
             missing = np.asarray(series.isna(), np.bool_)
             return _with_gaps(np.asarray(series[~missing]), missing)

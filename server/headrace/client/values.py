@@ -227,9 +227,9 @@ def read_value(
     if column is None:
         array = value if isinstance(value, np.ndarray) else elements(value, datatype)
         missing = None
-        if nullable and array.dtype.kind == "f" and np.isnan(array).any():
+        strict = first_row is not None and NUMPY[datatype].kind in "iub"
+        if array.dtype.kind == "f" and (nullable or strict) and np.isnan(array).any():
             missing = np.isnan(array)
-            array = np.where(missing, 0, array)
     else:
         array, missing = column
     if missing is None or not missing.any():
@@ -251,8 +251,9 @@ def read_value(
 
 
 def _refuse_nulls(array: Array, missing: Array, declared: Declared, first_row: int) -> None:
-    """Raise `ValueError` with the row of the first missing element that is not NaN."""
-    is_null = missing & ~np.isnan(array) if array.dtype.kind == "f" else missing
+    """Raise `ValueError` with the row of the first missing element, except NaN as such."""
+    is_nan = array.dtype.kind == "f" and NUMPY[declared.datatype].kind not in "iubO"
+    is_null = missing & ~np.isnan(array) if is_nan else missing
     rows = is_null.reshape(len(is_null), -1).any(axis=1)
     if rows.any():
         raise ValueError(

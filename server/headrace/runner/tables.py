@@ -169,7 +169,7 @@ def _read(column: Any) -> Any:
     if isinstance(column, ColumnTable):
         read = {name: _read(one) for name, one in column.columns.items()}
         return ColumnTable(read, column.rows, column.named)
-    found = column_of(column)
+    found = column_of(column, nan_misses=False)  # what NaN means is the model's matter
     if found is None:
         return column
     array, missing = found
