@@ -218,10 +218,15 @@ def _with_gaps(present: Array, missing: Array) -> tuple[Array, Array | None]:
 
 
 def _plain(array: Array) -> Array:
-    """Python's numbers as an array of numbers."""
-    if array.dtype == object and array.size and not isinstance(array.flat[0], str | bytes):
+    """Python's numbers, lists of them and arrays as an array of numbers; raises `InputError`."""
+    if array.dtype != object or not array.size or isinstance(array.flat[0], str | bytes):
+        return array
+    try:
+        if isinstance(array.flat[0], np.ndarray):
+            return np.stack([_plain(np.asarray(item)) for item in array])
         return np.array(array.tolist())
-    return array
+    except ValueError:
+        raise InputError("the arrays in it differ in length") from None
 
 
 def pyarrow() -> Any:
