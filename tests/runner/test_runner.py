@@ -265,7 +265,7 @@ def test_a_models_own_error_is_not_repeated(place: str) -> None:
     assert caught.value.status in (400, 404)
 
 
-def test_what_comes_out(place: str) -> None:
+def test_schemas_of_results(place: str) -> None:
     arrow, pandas = import_module("pyarrow"), import_module("pandas")
     runner = Runner(place, "matrix", keep={"id": "int64", "at": "string"})
     assert runner.ddl == "`id` BIGINT, `at` STRING, `OUTPUT0` ARRAY<FLOAT>"

@@ -55,7 +55,7 @@ def remote_command(
         option(
             "--header 'NAME: VALUE'",
             "header to send, such as restricted APIs require; may be repeated",
-            many=True, type=_header,
+            many=True, type=parse_header,
         ),
         option(
             "--timeout SECS", f"seconds to wait for a response (default: {timeout:g})",
@@ -176,7 +176,7 @@ def _over_http(text: str) -> Address:
     return found
 
 
-def _header(text: str) -> tuple[str, str]:
+def parse_header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     known = name.strip().lower()
     if not colon or not known.isascii() or not known or " " in known or not text.isprintable():

@@ -46,6 +46,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "models": "headrace.cli.commands.models:MODELS",
         "environments": "headrace.plugins.environments.command:ENVIRONMENTS",
         "triton": "headrace.plugins.triton.command:TRITON",
+        "stubs": "headrace.cli.commands.stubs:STUBS",
         "completion": "headrace.cli.commands.completion:COMPLETION",
     },
     "headrace.protocols": {

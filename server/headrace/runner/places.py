@@ -19,7 +19,7 @@ from headrace.runner.embedded import EmbeddedEngine
 _LINGER_SECS = 60.0
 
 
-class Place:
+class SharedModels:
     """A shared engine or client, with the number of runners that have used it."""
 
     def __init__(self, address: str, settings: Mapping[str, Any]) -> None:
@@ -74,13 +74,13 @@ class Places:
     """The places of one process."""
 
     lock: threading.RLock  # a runner may be collected while it is held
-    known: dict[Hashable, Place]
+    known: dict[Hashable, SharedModels]
 
-    def enter(self, address: str, settings: Mapping[str, Any]) -> tuple[Hashable, Place]:
+    def enter(self, address: str, settings: Mapping[str, Any]) -> tuple[Hashable, SharedModels]:
         """The place, for one runner more; each calls `leave` once."""
         key = (address, repr(sorted(settings.items())))
         with self.lock:
-            place = self.known.setdefault(key, Place(address, settings))
+            place = self.known.setdefault(key, SharedModels(address, settings))
             place.users += 1
             if place.closing is not None:
                 place.closing.cancel()

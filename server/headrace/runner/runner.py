@@ -23,7 +23,7 @@ from headrace.client.blocking import BlockingModels
 from headrace.client.tables import table_of
 from headrace.client.transport import InferRequest, Result
 from headrace.client.values import ModelSignature
-from headrace.runner.places import Place, places
+from headrace.runner.places import SharedModels, places
 from headrace.runner.schemas import ddl_of, meta_of, schema_of
 from headrace.runner.tables import TableCall, Wanted
 
@@ -79,7 +79,7 @@ class Runner:
             None if outputs is None else list(outputs), rows,
         )  # fmt: skip
         self._unpickled = False
-        self._entered: tuple[int, Place] | None = None  # by this process
+        self._entered: tuple[int, SharedModels] | None = None  # by this process
 
     def __reduce__(self) -> tuple[Any, ...]:
         wanted = self.wanted
@@ -209,7 +209,7 @@ class Runner:
             entered = self._enter()
         return entered[1].models(self.wanted.model)
 
-    def _enter(self) -> tuple[int, Place]:
+    def _enter(self) -> tuple[int, SharedModels]:
         process, here = os.getpid(), places()
         settings = self.settings
         if is_address(self.place):

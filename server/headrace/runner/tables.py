@@ -27,7 +27,7 @@ _TEXT_BYTES = 64  # assumed of a text
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked of a model with each table; see `Runner`."""
+    """A model, and the columns and outputs of its tables; see `Runner`."""
 
     model: str
     version: str
