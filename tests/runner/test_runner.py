@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import ClientError, Runner
+from headrace import ClientError, Runner, ServeError
 from headrace.client import ConnectionFailed, InputError, StatusError
 from headrace.client.transport import Result
 from headrace.core.tensors import Array
@@ -152,10 +152,11 @@ def test_wrong_places_and_options(models: Path, tmp_path: Path) -> None:
         Runner(models, "add_sub", keep="id")
     with pytest.raises(ConnectionFailed, match=r"no server at grpc://127\.0\.0\.1:1"):
         Runner("grpc://127.0.0.1:1", "add_sub", retries=0)(table(1))
-    with pytest.raises(Exception, match=str(tmp_path / "nowhere")):
-        Runner(tmp_path / "nowhere", "add_sub")(table(1))
+    for place in (tmp_path / "nowhere", "localhost:8001"):
+        with pytest.raises(ServeError, match=f"{place} is neither a directory nor an address"):
+            Runner(place, "add_sub")(table(1))
     for _ in range(2):  # a model that is not there leaves the place usable
-        with pytest.raises((ClientError, Exception), match="absent"):
+        with pytest.raises((ClientError, ServeError), match="absent"):
             Runner(models, "absent")(table(1))
     assert Runner(models, "add_sub")(table(1))["OUTPUT0"].tolist() == [2]
     with pytest.raises(TypeError, match="unexpected keyword"):

@@ -14,7 +14,9 @@ from typing import Any
 
 from headrace.client.address import is_address
 from headrace.client.blocking import BlockingModels, Client
+from headrace.repository.catalogue import STORES
 from headrace.runner.embedded import EmbeddedEngine
+from headrace.serving.sources import ServeError
 
 _LINGER_SECS = 60.0
 
@@ -33,8 +35,7 @@ class SharedModels:
 
     def models(self, model: str) -> BlockingModels[Any]:
         """The engine with that model loaded, or the client; opens it on first use."""
-        found = self._found
-        if found is not None and model in self._loaded:  # as mostly, without the lock
+        if (found := self.opened(model)) is not None:  # as mostly, without the lock
             return found
         with self.lock:
             if self._found is None:
@@ -43,6 +44,10 @@ class SharedModels:
                 self._found.load(model, timeout=0)
             self._loaded.add(model)
             return self._found
+
+    def opened(self, model: str) -> BlockingModels[Any] | None:
+        """The engine or client if that model needs no waiting; None otherwise."""
+        return self._found if model in self._loaded else None
 
     def close(self) -> None:
         """Close the engine or client, if it was opened."""
@@ -66,7 +71,11 @@ class SharedModels:
             given |= {"model_control_mode": "explicit", "load_model": model}
         if os.path.isdir(self._address):
             return EmbeddedEngine(self._address, **given)
-        return EmbeddedEngine(model_repository=self._address, **given)  # a store's address
+        if self._address.partition(":")[0] in STORES.installed():
+            return EmbeddedEngine(model_repository=self._address, **given)
+        raise ServeError(
+            f"{self._address} is neither a directory nor an address such as grpc://host:8001"
+        )
 
 
 @dataclass

@@ -113,11 +113,14 @@ class Runner:
         """Run the model for a coroutine; see `__call__`."""
         if (table := _only_table(args, inputs)) is not None:
             return await asyncio.to_thread(self, table)
-        models = await asyncio.to_thread(self._models)  # which may have to be opened
+        wanted, entered = self.wanted, self._entered
+        models = entered[1].opened(wanted.model) if entered else None
+        if models is None or entered is None or entered[0] != os.getpid():
+            models = await asyncio.to_thread(self._models)
         given: Mapping[str, Any] = inputs
         if args:
-            signature = await asyncio.to_thread(lambda: self.signature)
-            given = _by_name(signature, self.wanted.model, args, inputs)
+            known = models.begin(lambda them: them.signature(wanted.model, wanted.version))
+            given = _by_name(await asyncio.wrap_future(known), wanted.model, args, inputs)
         return await asyncio.wrap_future(models.begin(partial(self._ask, given)))
 
     def tables(self, tables: Iterable[T]) -> Iterator[T]:
