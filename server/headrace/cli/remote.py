@@ -21,7 +21,7 @@ from headrace.client.address import DEFAULT_URL, Address
 from headrace.settings import URL_ENV
 
 TIMEOUT_SECS = 30.0
-_EXIT_PIPE = 141  # as for a process ended by SIGPIPE
+EXIT_PIPE = 141  # as for a process ended by SIGPIPE
 _NAMED = 12  # models named in a message
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _run(action: Action, options: argparse.Namespace) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # closed by the reader, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _EXIT_PIPE
+        return EXIT_PIPE
     return status
 
 
@@ -177,6 +177,7 @@ def _over_http(text: str) -> Address:
 
 
 def parse_header(text: str) -> tuple[str, str]:
+    """A header on the command line, its name in lower case; raises `ArgumentTypeError`."""
     name, colon, value = text.partition(":")
     known = name.strip().lower()
     if not colon or not known.isascii() or not known or " " in known or not text.isprintable():

@@ -47,6 +47,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "environments": "headrace.plugins.environments.command:ENVIRONMENTS",
         "triton": "headrace.plugins.triton.command:TRITON",
         "stubs": "headrace.cli.commands.stubs:STUBS",
+        "run": "headrace.plugins.run.command:RUN",
         "completion": "headrace.cli.commands.completion:COMPLETION",
     },
     "headrace.protocols": {

@@ -163,6 +163,13 @@ class Runner:
         return self._models().signature(self.wanted.model, self.wanted.version)
 
     @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The model's metadata, with its served versions."""
+        wanted = self.wanted
+        found: Mapping[str, Any] = self._models().model_metadata(wanted.model, wanted.version)
+        return found
+
+    @property
     def schema(self) -> Any:
         """The `pyarrow.Schema` of tables of results.
 
