@@ -32,6 +32,7 @@ from headrace.plugins.in_process import LoadedInProcess
 from headrace.plugins.loaders import backend as loaders
 from headrace.plugins.nvml import Nvml
 from headrace.plugins.on_request import OnRequest
+from headrace.plugins.run import command as run
 from headrace.plugins.traffic.control import TrafficControl, TrafficStage
 from headrace.plugins.triton import command as triton
 from headrace.plugins.triton.servers import TritonServers
@@ -84,7 +85,7 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
         *named(
             command.COMMANDS, serve=serve.SERVE, infer=infer.INFER, top=top.TOP,
             models=models.MODELS, environments=environments.ENVIRONMENTS, triton=triton.TRITON,
-            completion=completion.COMPLETION,
+            run=run.RUN, completion=completion.COMPLETION,
         ),
         *named(
             options.PROTOCOLS, v2=options.v2_protocol, tfserving=dialects.tfserving_protocol,

@@ -130,6 +130,6 @@ def test_an_error_of_another_kind_is_raised() -> None:
         yield from blocks([[1], [2]])
         raise OSError("disk")
 
-    results = []
+    results: list[object] = []
     with pytest.raises(OSError, match="disk"):
         results.extend(Scoring(Squares(0).tables, judge, 1).scored(broken()))

@@ -78,7 +78,7 @@ def test_object_stores_by_fsspec(root: Path) -> None:
     for name in ("in/k=1/a.csv", "in/k=2/b.csv", "in/_SUCCESS"):
         system.pipe_file(f"/{name}", b"x\n1\n")
     found = find(["memory://in"])
-    assert [file.path for file in found] == ["memory://in/k=1/a.csv", "memory://in/k=2/b.csv"]
+    assert [file.path for file in found] == ["memory:///in/k=1/a.csv", "memory:///in/k=2/b.csv"]
     assert [file.partition for file in found] == [{"k": "1"}, {"k": "2"}]
     assert found == find(["memory://in/*/*.csv"])
     assert found[0].open().read() == b"x\n1\n"
