@@ -209,7 +209,7 @@ def test_a_run_killed_anywhere_continues_to_the_same_bytes(
         assert kills
 
 
-def test_what_cannot_be_resumed(repository: Path, table: Path, tmp_path: Path) -> None:
+def test_runs_that_are_not_resumed(repository: Path, table: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     words = ["slow", table, out, "--model-repository", repository, "--columns=X=a,b"]
     with subprocess.Popen(command(*words)) as process:
@@ -263,7 +263,7 @@ def test_a_server_that_stays_away(server: ServerProcess, table: Path, tmp_path: 
     (["a.csv", "o.csv", "--url=ftp://x"], 2, "ftp"),
     (["a.csv", "o.csv", "--columns=a", "--url=http://x"], 2, "expected INPUT=COLUMN"),
     (["a.csv", "o.csv", "--keep=z", "REPOSITORY"], 3, "it lacks the column 'z'"),
-    (["a.csv", "o.csv", "--types=a=real", "REPOSITORY"], 2, "'real' is no type of Arrow"),
+    (["a.csv", "o.csv", "--types=a=real", "REPOSITORY"], 2, "'real' is no name of a type of Arrow"),
     (["a.csv", "o.csv", "--columns=INPUT9=a,b", "REPOSITORY"], 4, "INPUT9"),
 ])  # fmt: skip
 def test_errors(

@@ -40,7 +40,7 @@ def test_the_order_is_that_of_names_for_each_argument(root: Path) -> None:
     ]  # fmt: skip
 
 
-def test_what_a_file_is(root: Path) -> None:
+def test_format_size_and_identity_of_a_file(root: Path) -> None:
     [file] = find([str(root / "c.jsonl.gz")])
     assert (file.format, file.codec, file.size) == ("jsonl", "gzip", len("c.jsonl.gz"))
     before = file.identity
@@ -58,7 +58,7 @@ def test_what_a_file_is(root: Path) -> None:
     ("absent.csv", "", r"absent\.csv: cannot be read: "), ("none/*.csv", "", "no files there"),
     ("nothing://x.csv", "", "nothing://x.csv: "),
 ])  # fmt: skip
-def test_what_cannot_be_found(
+def test_names_without_files(
     path: str, form: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

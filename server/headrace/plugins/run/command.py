@@ -251,14 +251,14 @@ def _newest(metadata: Mapping[str, Any]) -> str:
 
 
 def _types(given: Sequence[Sequence[str]]) -> Mapping[str, Any]:
-    found = {}
-    for one in (pair for several in given for pair in several):
-        name, _, kind = one.rpartition("=")
-        try:
-            found[name] = pyarrow().type_for_alias(kind)
-        except ValueError:
-            raise UsageFailed(f"--types {one}: {kind!r} is no type of Arrow, as int64 is") from None
-    return found
+    from headrace.client import InputError
+    from headrace.runner.schemas import type_of
+
+    pairs = [pair.rpartition("=") for several in given for pair in several]
+    try:
+        return {name: type_of(kind) for name, _, kind in pairs}
+    except InputError as error:
+        raise UsageFailed(f"--types: {error}") from error
 
 
 def _told(
