@@ -224,7 +224,7 @@ MODELS: Mapping[str, Model] = {
 
 # Of tables with eight columns, in batches of some thousand rows; without cases.
 MLP_OF_TABLES = Model(
-    "mlp_table", partial(_onnx, "mlp_table", partial(_mlp_graph, _TABLE_WIDTHS)), list, 8192
+    "mlp_table", partial(onnx_bytes, "mlp_table", partial(_mlp_graph, _TABLE_WIDTHS)), list, 8192
 )
 
 # What only the scorecard serves: models and batches that are large.

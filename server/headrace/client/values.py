@@ -25,7 +25,6 @@ from headrace.core.tensors import Array, Tensor, TensorArray, brackets
 from headrace.ipc.elements import object_array
 from headrace.protocol.arrow import NULLS
 
-
 _IN_MEMORY = (1, 3)  # DLPack's devices: the CPU, and memory that is pinned for CUDA
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from headrace.client import InputError
 from headrace.client.tables import pyarrow
-from headrace.client.values import NULLS, Declared
+from headrace.client.values import Declared
 from headrace.core.datatypes import Datatype
+from headrace.protocol.arrow import NULLS
 
 _ARROW = {
     Datatype.BOOL: "bool", Datatype.BYTES: "string", Datatype.FP16: "halffloat",

@@ -15,9 +15,10 @@ import numpy as np
 from headrace.client import AnswerError, InputError
 from headrace.client.tables import ColumnTable, column_of, table_of
 from headrace.client.transport import InferRequest, Result
-from headrace.client.values import NULLS, Declared, ModelSignature
+from headrace.client.values import Declared, ModelSignature
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.tensors import Array
+from headrace.protocol.arrow import NULLS
 from headrace.runner.schemas import columns_of, is_scalar
 from headrace.runner.table_kinds import keep_and_add
 
