@@ -9,6 +9,7 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+HOSTS := $(VENV)-hosts
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 LOCKED := $(PIP) install --require-hashes
 # Scripts have no suffix, so those in Python are listed for the checkers.
@@ -24,7 +25,7 @@ BESIDE = --numprocesses $(shell n=$$(($$(nproc) + $(MORE))); echo $$((n < 6 ? n 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow test-whole coverage check fmt bench scorecard weight path protos models docs lock clean
+.PHONY: help serve test test-slow test-whole test-hosts coverage check fmt bench scorecard weight path protos models docs lock clean
 .DELETE_ON_ERROR:
 
 help: ## show the targets
@@ -42,6 +43,9 @@ test-slow: $(VENV)/.dev ## run the slow tests
 
 test-whole: $(VENV)/.dev ## run the further cases of slow tests, before a release
 	$(BIN)/python -m pytest -m whole $(BESIDE) $(ARGS)
+
+test-hosts: $(HOSTS)/.hosts ## run the tests with Ray, Spark and the like, and with brokers
+	$(HOSTS)/bin/python -m pytest tests/hosts -m "" $(ARGS)
 
 coverage: $(VENV)/.dev ## run the tests and show uncovered lines
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
@@ -88,8 +92,17 @@ lock: $(VENV)/.dev ## rewrite requirements/*.txt (ARGS=--upgrade for newer versi
 	UV=$(BIN)/uv scripts/lock $(ARGS)
 
 clean: ## remove the environment and everything built
-	rm -rf $(VENV) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(HOSTS) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment of its own: those engines pin old versions of what the others use.
+$(HOSTS)/.hosts: pyproject.toml requirements/hosts.txt requirements/build.txt
+	$(MAKE) VENV=$(HOSTS) $(HOSTS)/.made
+	$(HOSTS)/bin/python -m pip --disable-pip-version-check -qq install --require-hashes \
+	    -r requirements/hosts.txt -r requirements/build.txt
+	$(HOSTS)/bin/python -m pip --disable-pip-version-check -qq install \
+	    --no-deps --no-build-isolation --editable .
+	@touch $@
 
 # Stamps of the environment's installed levels: made, serve, cli, docs, dev.
 $(VENV)/.made:
