@@ -75,9 +75,12 @@ def make_tracing(config: TraceConfig) -> Tracing:
 
 
 def build_engine(
-    settings: Settings, logs: LogControl | None = None, tracing: Tracing | None = None
+    settings: Settings,
+    logs: LogControl | None = None,
+    tracing: Tracing | None = None,
+    cores: int | None = None,
 ) -> Engine:
-    """An engine with nothing loaded, started or written.
+    """An engine with nothing loaded, started or written, for `cores`, by default all.
 
     `logs` changes the settings of the log, and `tracing` writes traces; by default neither happens.
     Raises `LoadFailed` for settings that need a part which the server is without.
@@ -93,7 +96,7 @@ def build_engine(
     )
     gpus = Gpus(settings.pinned_memory_pool_byte_size, management=lambda: NVML.load()())
     options = LoadOptions(
-        core_limit(),
+        cores or core_limit(),
         not settings.disable_auto_complete_config,
         settings.default_max_batch_size,
         settings.environments,

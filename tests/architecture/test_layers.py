@@ -37,6 +37,7 @@ LAYERS = {
     "engine": 7,
     "plugins.frontends": 11,  # first: the others are below the doors
     "plugins.flight": 10,
+    "plugins.beam": 13,  # uses runners
     "plugins.grpcio": 10,
     "plugins.openapi": 10,
     "plugins": 8,
@@ -62,7 +63,8 @@ LIBRARIES = {
 }
 # The root imports nothing but this, and only for users of its names.
 OFFERED = (
-    "headrace.plugins.functions", "headrace.client", "headrace.runner", "headrace.serving",
+    "headrace.plugins.beam", "headrace.plugins.functions", "headrace.client", "headrace.runner",
+    "headrace.serving",
 )  # fmt: skip
 NOWHERE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.placement.cores import core_limit, threads_for
+from headrace.placement.cores import core_limit, core_share, threads_for
 
 AVAILABLE = len(os.sched_getaffinity(0))
 NOWHERE = Path("/nonexistent")
@@ -21,6 +21,15 @@ def v1(root: Path, quota: str, period: str = "100000\n") -> Path:
     (root / "cpu" / "cpu.cfs_quota_us").write_text(quota)
     (root / "cpu" / "cpu.cfs_period_us").write_text(period)
     return root
+
+
+@pytest.mark.parametrize(("text", "cores"), [
+    ("1", 1), ("1,2", 1), (" 1 ", 1), ("1000000", core_limit()), ("", core_limit()),
+    ("0", core_limit()), ("-1", core_limit()), ("many", core_limit()),
+])  # fmt: skip
+def test_core_share(text: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert core_share() == cores
 
 
 @pytest.mark.parametrize(

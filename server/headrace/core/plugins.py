@@ -71,6 +71,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
 }
 PARTS: Mapping[str, str] = {
+    "beam": "headrace.plugins.beam:BeamHandler",
     "cuda_memory": "headrace.plugins.cuda_memory:opener",
     "frontends": "headrace.plugins.frontends.supervisor:Supervisor",
     "functions": "headrace.plugins.functions:load",

@@ -19,6 +19,17 @@ def core_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
     return max(1, min(available, int(limit))) if limit else available
 
 
+def core_share() -> int:
+    """Whole cores for an engine in a program: `OMP_NUM_THREADS`, and `core_limit` at most.
+
+    By that Ray, Spark and Dask tell a process which share of the machine it has; without a number
+    there, an engine in each of four executors would start as many threads as there are cores.
+    """
+    limit = core_limit()
+    text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(int(text), limit) if text.isdecimal() and int(text) else limit
+
+
 def threads_for(instances: int, cores: int) -> int:
     """The number of threads for each instance of a model."""
     return max(1, cores // max(instances, 1))

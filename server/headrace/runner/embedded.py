@@ -28,6 +28,7 @@ from headrace.core.limits import ABANDONED_SECS
 from headrace.engine.engine import Engine
 from headrace.engine.tracing import Tracing
 from headrace.options import SettingsError
+from headrace.placement.cores import core_share
 from headrace.runner.in_process import FORKS, InProcessTransport
 from headrace.runner.plain import CoroutineCall, KnownInputs, ThreadCall
 from headrace.serving.models import GivenModel, lay_out
@@ -87,7 +88,9 @@ class AsyncEngine(AsyncModels):
         settings = self._settings
         try:
             self._tracing = make_tracing(settings.traces)
-            engine = self._engine = build_engine(settings, tracing=self._tracing)
+            engine = self._engine = build_engine(
+                settings, tracing=self._tracing, cores=core_share()
+            )
             sources, told = sources_at_start(settings, engine)
             for warning in told:
                 log.warning(warning)
