@@ -1,0 +1,29 @@
+"""The programs of the pages of hosts run as they stand."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, blocks
+
+PRINTED = {
+    "ray": "10000 True 2500\n",
+    "spark": "10000 Row(id=0, label=0)\nRow(id=0, label=0)\n",
+    "dask": "10000 True 0\n",
+    "beam": "10000\n",
+}  # fmt: skip
+NEEDED = {"ray": "ray", "spark": "pyspark", "dask": "distributed", "beam": "apache_beam"}
+
+
+@pytest.mark.parametrize("page", PRINTED)
+def test_program(page: str, tmp_path: Path) -> None:
+    pytest.importorskip(NEEDED[page], reason=f"{page} is not here; see `make test-hosts`")
+    [program] = blocks((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), "python")
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    ran = subprocess.run(
+        [sys.executable, path], cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
+    assert (ran.stdout, ran.returncode) == (PRINTED[page], 0), ran.stderr[-3000:]
