@@ -10,6 +10,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 HOSTS := $(VENV)-hosts
+FLINK := $(VENV)-flink
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 LOCKED := $(PIP) install --require-hashes
 # Scripts have no suffix, so those in Python are listed for the checkers.
@@ -25,7 +26,7 @@ BESIDE = --numprocesses $(shell n=$$(($$(nproc) + $(MORE))); echo $$((n < 6 ? n 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow test-whole test-hosts coverage check fmt bench scorecard weight path protos models docs lock clean
+.PHONY: help serve test test-slow test-whole test-hosts test-flink coverage check fmt bench bench-hosts scorecard weight path protos models docs lock clean
 .DELETE_ON_ERROR:
 
 help: ## show the targets
@@ -46,6 +47,9 @@ test-whole: $(VENV)/.dev ## run the further cases of slow tests, before a releas
 
 test-hosts: $(HOSTS)/.hosts ## run the tests with Ray, Spark and the like, and with brokers
 	$(HOSTS)/bin/python -m pytest tests/hosts -m "" $(ARGS)
+
+test-flink: $(FLINK)/.hosts ## run the test with PyFlink, which has an environment of its own, too
+	$(FLINK)/bin/python -m pytest tests/hosts/test_pages.py -k flink $(ARGS)
 
 coverage: $(VENV)/.dev ## run the tests and show uncovered lines
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
@@ -70,6 +74,9 @@ fmt: $(VENV)/.dev ## format the code and fix style where possible
 bench: $(VENV)/.dev ## run the benchmarks
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/bench $(ARGS)
 
+bench-hosts: $(HOSTS)/.hosts ## measure jobs of Ray, Spark and the like beside ONNX Runtime by hand
+	$(HOSTS)/bin/python -c 'from benchmarks.hosts import main; main()' $(ARGS)
+
 scorecard: $(VENV)/.dev ## benchmark this server against others, see docs/benchmarks.md
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/bench --scorecard $(ARGS)
 
@@ -92,15 +99,15 @@ lock: $(VENV)/.dev ## rewrite requirements/*.txt (ARGS=--upgrade for newer versi
 	UV=$(BIN)/uv scripts/lock $(ARGS)
 
 clean: ## remove the environment and everything built
-	rm -rf $(VENV) $(HOSTS) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(HOSTS) $(FLINK) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# An environment of its own: those engines pin old versions of what the others use.
-$(HOSTS)/.hosts: pyproject.toml requirements/hosts.txt requirements/build.txt
-	$(MAKE) VENV=$(HOSTS) $(HOSTS)/.made
-	$(HOSTS)/bin/python -m pip --disable-pip-version-check -qq install --require-hashes \
-	    -r requirements/hosts.txt -r requirements/build.txt
-	$(HOSTS)/bin/python -m pip --disable-pip-version-check -qq install \
+# Environments of their own: those engines pin old versions of what the others use.
+$(HOSTS)/.hosts $(FLINK)/.hosts: $(VENV)-%/.hosts: pyproject.toml requirements/%.txt requirements/build.txt
+	$(MAKE) VENV=$(@D) $(@D)/.made
+	$(@D)/bin/python -m pip --disable-pip-version-check -qq install --require-hashes --no-deps \
+	    -r requirements/$*.txt -r requirements/build.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check -qq install \
 	    --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -1,5 +1,6 @@
 """Runners in pipelines of Apache Beam."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ def check(elements: list[Any], handler: Any, expected: list[Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["mapping", "row", "named"])
 def test_elements_with_names(kind: str) -> None:
-    makes = {
+    makes: dict[str, Callable[[int], Any]] = {
         "mapping": lambda n: {"image": image_of(n), "id": n},
         "row": lambda n: beam.Row(image=image_of(n), id=n),
         "named": lambda n: Image(image_of(n), n),

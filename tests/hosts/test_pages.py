@@ -13,8 +13,12 @@ PRINTED = {
     "spark": "10000 Row(id=0, label=0)\nRow(id=0, label=0)\n",
     "dask": "10000 True 0\n",
     "beam": "10000\n",
+    "flink": "1000 True 251\n",
 }  # fmt: skip
-NEEDED = {"ray": "ray", "spark": "pyspark", "dask": "distributed", "beam": "apache_beam"}
+NEEDED = {
+    "ray": "ray", "spark": "pyspark", "dask": "distributed", "beam": "apache_beam",
+    "flink": "pyflink",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("page", PRINTED)

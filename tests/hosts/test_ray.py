@@ -9,8 +9,25 @@ import pytest
 
 import headrace
 from tests.hosts.labelled import REPOSITORY, die_once, engines, image_of, labels
+from tests.models.python_models import tensors, write_python_model
+from tests.support.wheels import write_wheel
 
 ROWS = 4000
+SHADED = """
+    import numpy as np
+    import shades
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            rows = len(pb_utils.get_input_tensor_by_name(request, "image").as_numpy())
+            label = np.full((rows, 1), float(shades.VERSION), np.float32)
+            return pb_utils.InferenceResponse([pb_utils.Tensor("label", label)])
+    """
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +106,21 @@ def test_rows_of_a_killed_actor_are_scored_once(dataset: Any, tmp_path: Path) ->
         ).to_pandas()
     )  # fmt: skip
     assert death.exists()
+
+
+def test_an_environment_is_built_once_for_all_actors(dataset: Any, tmp_path: Path) -> None:
+    write_wheel(tmp_path / "wheels", "shades", "1.5")
+    declared = tensors("input", ("image", "FP32", "8, 8")) + tensors(
+        "output", ("label", "FP32", "1")
+    )
+    write_python_model(tmp_path / "models", "shaded", SHADED, f"max_batch_size: 64\n{declared}")
+    (tmp_path / "models" / "shaded" / "requirements.txt").write_text("shades\n")
+    places = {"environment_cache": tmp_path / "cache", "wheelhouse": tmp_path / "wheels"}
+    options = {"keep": ["id"], **{name: str(path) for name, path in places.items()}}
+    found = dataset.map_batches(
+        headrace.Runner, fn_constructor_args=(str(tmp_path / "models"), "shaded"),
+        fn_constructor_kwargs=options, concurrency=2, batch_size=100,
+    ).to_pandas()  # fmt: skip
+    assert sorted(found.id) == list(range(ROWS))
+    assert set(found.label) == {1.5}
+    assert len([path for path in places["environment_cache"].iterdir() if path.is_dir()]) == 1
