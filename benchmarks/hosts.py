@@ -4,7 +4,8 @@ A table of eight float columns goes through an MLP, in two executors of one core
 holds a session of ONNX Runtime, or Beam's own handler for it, and by a `headrace.Runner`. Times are
 of whole jobs whose input is ready, with the start of Ray's actors and of the model. Both run in
 turn, so that each has seen the same machine: the median of the rounds counts, in rows a second, and
-on a machine that others use as well in the CPU's seconds, of all processes of the host.
+on a machine that others use as well in the CPU's seconds, of all processes of the host. Those of
+Ray's actors, which end with each job, are counted late, if at all.
 """
 
 import argparse
@@ -156,6 +157,8 @@ def beam_jobs(root: Path, path: str, rows: int) -> Iterator[Mapping[str, Job]]:
     from apache_beam.ml.inference.base import RunInference
     from apache_beam.ml.inference.onnx_inference import OnnxModelHandlerNumpy
 
+    from headrace.plugins.beam import BeamHandler
+
     elements = list(np.random.default_rng(0).random((rows // 10, len(_COLUMNS)), np.float32))
     sizes = {"min_batch_size": 1024, "max_batch_size": 1024}
     options = onnxruntime.SessionOptions()
@@ -172,7 +175,7 @@ def beam_jobs(root: Path, path: str, rows: int) -> Iterator[Mapping[str, Job]]:
     runner = headrace.Runner(*runner_arguments(root))
     yield {
         "by hand": job(lambda: OnnxModelHandlerNumpy(path, **sizes)),
-        "Runner": job(lambda: headrace.BeamHandler(runner, **sizes)),
+        "Runner": job(lambda: BeamHandler(runner, **sizes)),
     }
 
 

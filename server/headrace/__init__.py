@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from headrace.client import ClientError
     from headrace.client.asynchronous import AsyncClient
     from headrace.client.blocking import Client
-    from headrace.plugins.beam import BeamHandler
     from headrace.plugins.functions.offered import (
         BFloat16,
         Bool,
@@ -48,7 +47,6 @@ __all__ = [
     "AsyncClient",
     "AsyncEngine",
     "BFloat16",
-    "BeamHandler",
     "Bool",
     "Bytes",
     "Client",
@@ -84,7 +82,6 @@ __all__ = [
 _MODULES = {
     "AsyncClient": "headrace.client.asynchronous:AsyncClient",
     "AsyncEngine": "headrace.runner.embedded:AsyncEngine",
-    "BeamHandler": "headrace.plugins.beam:BeamHandler",
     "Client": "headrace.client.blocking:Client",
     "ClientError": "headrace.client:ClientError",
     "Engine": "headrace.runner.embedded:EmbeddedEngine",

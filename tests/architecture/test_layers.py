@@ -63,8 +63,7 @@ LIBRARIES = {
 }
 # The root imports nothing but this, and only for users of its names.
 OFFERED = (
-    "headrace.plugins.beam", "headrace.plugins.functions", "headrace.client", "headrace.runner",
-    "headrace.serving",
+    "headrace.plugins.functions", "headrace.client", "headrace.runner", "headrace.serving",
 )  # fmt: skip
 NOWHERE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers"}

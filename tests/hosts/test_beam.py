@@ -11,6 +11,7 @@ from tests.hosts.labelled import REPOSITORY, image_of, labels
 
 beam = pytest.importorskip("apache_beam", reason="Beam is not here; see `make test-hosts`")
 inference = pytest.importorskip("apache_beam.ml.inference.base")
+headrace_beam = pytest.importorskip("headrace.plugins.beam")
 testing = pytest.importorskip("apache_beam.testing.util")
 
 ROWS = 1000
@@ -45,17 +46,17 @@ def test_elements_with_names(kind: str) -> None:
         "named": lambda n: Image(image_of(n), n),
     }
     expected = [(("id", n), ("label", label)) for n, label in enumerate(labels(ROWS))]
-    handler = headrace.BeamHandler(digits("id"), min_batch_size=10, max_batch_size=128)
+    handler = headrace_beam.BeamHandler(digits("id"), min_batch_size=10, max_batch_size=128)
     check([makes[kind](n) for n in range(ROWS)], handler, expected)
 
 
 def test_elements_of_the_only_input() -> None:
     expected = [(("label", label),) for label in labels(ROWS)]
-    check([image_of(n) for n in range(ROWS)], headrace.BeamHandler(digits()), expected)
+    check([image_of(n) for n in range(ROWS)], headrace_beam.BeamHandler(digits()), expected)
 
 
 def test_elements_with_keys() -> None:
-    handler = inference.KeyedModelHandler(headrace.BeamHandler(digits()))
+    handler = inference.KeyedModelHandler(headrace_beam.BeamHandler(digits()))
     with beam.Pipeline() as pipeline:
         found = (
             pipeline
@@ -68,7 +69,7 @@ def test_elements_with_keys() -> None:
 
 
 def test_several_dimensions_are_arrays() -> None:
-    handler = headrace.BeamHandler(headrace.Runner(REPOSITORY, "digits"))
+    handler = headrace_beam.BeamHandler(headrace.Runner(REPOSITORY, "digits"))
     [found] = handler.run_inference([image_of(1)], handler.load_model())
     assert found.inference["probabilities"].shape == (10,)
     assert found.inference["label"] == labels(2)[1]
@@ -80,13 +81,13 @@ def test_several_dimensions_are_arrays() -> None:
     ([np.zeros(3, np.float32)], "expected FP32"),
 ])  # fmt: skip
 def test_elements_that_do_not_fit(elements: list[Any], message: str) -> None:
-    handler = headrace.BeamHandler(digits())
+    handler = headrace_beam.BeamHandler(digits())
     with pytest.raises(headrace.ClientError, match=message):
         list(handler.run_inference(elements, handler.load_model()))
 
 
 def test_arguments_that_models_have_not() -> None:
-    handler = headrace.BeamHandler(digits())
+    handler = headrace_beam.BeamHandler(digits())
     with pytest.raises(ValueError, match="no inference_args, got top_k"):
         handler.validate_inference_args({"top_k": 3})
     with pytest.raises(ValueError, match="side input: gs://models/2"):
@@ -94,6 +95,6 @@ def test_arguments_that_models_have_not() -> None:
 
 
 def test_bytes_of_a_batch() -> None:
-    handler = headrace.BeamHandler(digits())
+    handler = headrace_beam.BeamHandler(digits())
     assert handler.get_num_bytes([image_of(0)] * 3) == 3 * 256
     assert handler.get_num_bytes([{"image": image_of(0), "id": np.int64(1)}]) == 264

@@ -13,7 +13,7 @@ try:
     from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 except ImportError:
     raise ImportError(
-        "headrace.BeamHandler needs Apache Beam: pip install 'headrace[beam]'"
+        "headrace.plugins.beam needs Apache Beam: pip install 'headrace[beam]'"
     ) from None
 
 
@@ -74,7 +74,10 @@ def _named(element: Any) -> Mapping[str, Any] | None:
 
 def _values(column: Any) -> Iterable[Any]:
     """The rows of a column; numbers are Python's, by which Beam can group."""
-    return column.tolist() if isinstance(column, np.ndarray) and column.ndim == 1 else column
+    found: Iterable[Any] = column
+    if isinstance(column, np.ndarray) and column.ndim == 1:
+        found = column.tolist()
+    return found
 
 
 def _columns(batch: Sequence[Any], model: Runner) -> Mapping[str, Any]:
