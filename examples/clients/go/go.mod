@@ -1,0 +1,3 @@
+module headrace.example/clients
+
+go 1.19
