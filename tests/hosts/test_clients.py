@@ -19,7 +19,7 @@ CLASSES = "classes:jars/*"
 
 @dataclass(frozen=True)
 class Program:
-    """How a program is built and run, what it needs of the machine, and its door."""
+    """A program: its command, its door, and the commands and files that it needs."""
 
     language: str
     door: str

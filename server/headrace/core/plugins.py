@@ -33,6 +33,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "lightgbm": "headrace.plugins.loaders.backend:lightgbm",
         "catboost": "headrace.plugins.loaders.backend:catboost",
         "mlflow": "headrace.plugins.loaders.backend:mlflow",
+        "pmml": "headrace.plugins.loaders.backend:pmml",
         "pytorch": "headrace.plugins.loaders.backend:pytorch",
         "triton": "headrace.placement.upstream.backend:RemoteBackend.of",
     },

@@ -1,1 +1,1 @@
-"""Loaders of libraries' model files: scikit-learn, XGBoost, LightGBM, CatBoost, MLflow, PyTorch."""
+"""Loaders of model files: scikit-learn, XGBoost, LightGBM, CatBoost, MLflow, PMML, PyTorch."""

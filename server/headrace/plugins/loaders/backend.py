@@ -52,6 +52,7 @@ FORMATS: Mapping[str, Format] = {
     "lightgbm": Format("lightgbm", ("model.txt",), (), _ANY),
     "catboost": Format("catboost", ("model.cbm",), (".cbm",), _ANY),
     "mlflow": Format("mlflow", ("MLmodel", "model/MLmodel")),
+    "pmml": Format("pmml", ("model.pmml",), (".pmml",), _ANY),
     "pytorch": Format("pytorch_libtorch", ("model.pt", "model.pt2"), (".pt", ".pt2")),
 }
 
@@ -101,4 +102,4 @@ def _plugin(name: str) -> Callable[[BackendContext], ArtefactBackend]:
     return lambda context: ArtefactBackend(name, context.trust_model_code)
 
 
-sklearn, xgboost, lightgbm, catboost, mlflow, pytorch = map(_plugin, FORMATS)
+sklearn, xgboost, lightgbm, catboost, mlflow, pmml, pytorch = map(_plugin, FORMATS)
