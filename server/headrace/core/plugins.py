@@ -34,6 +34,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "catboost": "headrace.plugins.loaders.backend:catboost",
         "mlflow": "headrace.plugins.loaders.backend:mlflow",
         "pmml": "headrace.plugins.loaders.backend:pmml",
+        "mojo": "headrace.plugins.loaders.backend:mojo",
         "pytorch": "headrace.plugins.loaders.backend:pytorch",
         "triton": "headrace.placement.upstream.backend:RemoteBackend.of",
     },

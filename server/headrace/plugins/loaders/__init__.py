@@ -1,1 +1,1 @@
-"""Loaders of model files: scikit-learn, XGBoost, LightGBM, CatBoost, MLflow, PMML, PyTorch."""
+"""Loaders of files: scikit-learn, XGBoost, LightGBM, CatBoost, MLflow, PMML, MOJO, PyTorch."""

@@ -53,6 +53,7 @@ FORMATS: Mapping[str, Format] = {
     "catboost": Format("catboost", ("model.cbm",), (".cbm",), _ANY),
     "mlflow": Format("mlflow", ("MLmodel", "model/MLmodel")),
     "pmml": Format("pmml", ("model.pmml",), (".pmml",), _ANY),
+    "mojo": Format("mojo", ("model.zip",), (".zip",), _ANY),
     "pytorch": Format("pytorch_libtorch", ("model.pt", "model.pt2"), (".pt", ".pt2")),
 }
 
@@ -102,4 +103,4 @@ def _plugin(name: str) -> Callable[[BackendContext], ArtefactBackend]:
     return lambda context: ArtefactBackend(name, context.trust_model_code)
 
 
-sklearn, xgboost, lightgbm, catboost, mlflow, pmml, pytorch = map(_plugin, FORMATS)
+sklearn, xgboost, lightgbm, catboost, mlflow, pmml, mojo, pytorch = map(_plugin, FORMATS)
