@@ -78,7 +78,8 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
         *named(
             BACKENDS, onnxruntime=OnnxBackend.of, python=python_backend.PythonBackend.of,
             sklearn=loaders.sklearn, xgboost=loaders.xgboost, lightgbm=loaders.lightgbm,
-            catboost=loaders.catboost, mlflow=loaders.mlflow, pytorch=loaders.pytorch,
+            catboost=loaders.catboost, mlflow=loaders.mlflow, pmml=loaders.pmml,
+            mojo=loaders.mojo, pytorch=loaders.pytorch,
             triton=upstreams.RemoteBackend.of,
         ),
         *named(STAGES, traffic=TrafficStage),
