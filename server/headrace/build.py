@@ -20,7 +20,7 @@ exit belong to the host.
 import asyncio
 import logging
 import resource
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from headrace.engine.shared_memory import Open, Regions
 from headrace.engine.tracing import MakeTraceSink, Tracing
 from headrace.observability.logs import LogControl
 from headrace.observability.machine import Machine
-from headrace.observability.statistics import VersionStatistics
+from headrace.observability.statistics import Sourced, VersionStatistics
 from headrace.observability.trace_settings import TraceConfig, TraceMode
 from headrace.placement.backend import BackendContext, load_backends
 from headrace.placement.cores import core_limit
@@ -171,8 +171,10 @@ def watches(
     return found
 
 
-def scraper(settings: Settings, engine: Engine) -> Callable[[], Awaitable[bytes]]:
-    """A function that writes an engine's metrics in Prometheus' text format.
+def scraper(
+    settings: Settings, engine: Engine, of_doors: Callable[[], Iterable[Sourced]] = tuple
+) -> Callable[[], Awaitable[bytes]]:
+    """A function that writes the metrics of an engine, and doors, in Prometheus' text format.
 
     Imports prometheus_client, which takes 20 ms and 4 MB.
     """
@@ -181,8 +183,9 @@ def scraper(settings: Settings, engine: Engine) -> Callable[[], Awaitable[bytes]
     interval = settings.metrics_interval_ms / 1000
     machine = Machine(interval_secs=interval) if settings.allow_cpu_metrics else None
     collector = ServerCollector(
-        engine, machine, settings.metrics, lambda: engine.gpu_series, settings.model_namespacing
-    )
+        engine, machine, settings.metrics, lambda: engine.gpu_series, settings.model_namespacing,
+        of_doors,
+    )  # fmt: skip
     process = process_registry()
     return lambda: scrape(collector, process, engine.model_metrics.plain_counters)
 

@@ -245,6 +245,12 @@ class Settings:
         between=",",
         metavar="NAME=ADDRESS",
     )
+    inboxes: str = setting(
+        "",
+        "TOML file of inboxes: take messages from brokers, and send the answers back; the same as"
+        " `--door inboxes=FILE`",
+        metavar="FILE",
+    )
 
     unix_socket_mode: str = setting(
         "660",
@@ -603,6 +609,11 @@ class Settings:
         )  # fmt: skip
 
     @property
+    def doors(self) -> list[str]:
+        """Further doors, as in `door`."""
+        return [*self.door, *([f"inboxes={self.inboxes}"] if self.inboxes else [])]
+
+    @property
     def open_at_one_door(self) -> list[str]:
         """Warnings about categories that are restricted at only one of two open doors."""
         if not (self.allow_http and self.allow_grpc):
@@ -658,9 +669,9 @@ class Settings:
             raise SettingsError(
                 "--model-name is for one model file, or one directory that is a model: give one"
             )
-        if wrong := [given for given in self.door if not all(given.partition("="))]:
+        if wrong := [given for given in self.doors if not all(given.partition("="))]:
             raise SettingsError(f"--door must be NAME=ADDRESS, got {wrong[0]!r}")
-        names = [given.partition("=")[0] for given in self.door]
+        names = [given.partition("=")[0] for given in self.doors]
         if twice := [name for name in names if names.count(name) > 1]:
             raise SettingsError(f"--door: '{twice[0]}' is given twice")
         if self.load_model and self.model_control_mode != "explicit":
@@ -671,7 +682,7 @@ class Settings:
             raise SettingsError(
                 "Wildcard model name '*' must be the ONLY startup model if specified at all."
             )
-        if not (self.allow_http or self.allow_grpc):
+        if not (self.allow_http or self.allow_grpc or self.inboxes):
             raise SettingsError(
                 "--allow-http and --allow-grpc are both false: nothing could be asked"
             )

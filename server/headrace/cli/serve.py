@@ -153,9 +153,9 @@ def _serve(options: argparse.Namespace) -> int:
             problems = [] if settings.allow_debugging else make_private()
             settings.check()
         except SettingsError as error:
-            options.parser.exit(EXIT_USAGE, f"headrace serve: {error}\n")
+            options.parser.exit(EXIT_USAGE, f"{options.parser.prog}: {error}\n")
         for line in (*without_effect, *problems):
-            print(f"headrace serve: {line}", file=sys.stderr)
+            print(f"{options.parser.prog}: {line}", file=sys.stderr)
         # Imported modules stay, and the garbage collector would visit them many times: it is
         # disabled until the doors are open.
         gc.disable()

@@ -43,6 +43,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     "headrace.commands": {
         "serve": "headrace.cli.serve:SERVE",
+        "consume": "headrace.plugins.inboxes.command:CONSUME",
         "infer": "headrace.cli.commands.infer:INFER",
         "top": "headrace.cli.commands.top:TOP",
         "models": "headrace.cli.commands.models:MODELS",
@@ -63,9 +64,9 @@ OWN: Mapping[str, Mapping[str, str]] = {
     "headrace.sources": {
         "pools": "headrace.plugins.triton.command:take_pools",
     },
-    # HTTP and gRPC are none.
-    "headrace.doors": {
+    "headrace.doors": {  # HTTP and gRPC are none
         "flight": "headrace.plugins.flight.door:FlightDoor",
+        "inboxes": "headrace.plugins.inboxes.door:Inboxes",
     },
     "headrace.stores": {},
     "headrace.pages": {

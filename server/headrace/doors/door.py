@@ -5,7 +5,7 @@ are counted, and opened by `--door NAME=ADDRESS`. Its calls are subclasses of `D
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from headrace.core.call import Call, InferResponse
@@ -14,6 +14,7 @@ from headrace.core.plugins import PluginGroup
 from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
 from headrace.engine.entrance import Entrance, Target
+from headrace.observability.statistics import Sourced
 from headrace.protocol.status import STATUS
 
 _GONE = 499  # in place of a status: the client has left before its answer
@@ -34,6 +35,10 @@ class Door(Protocol):
 
     async def close(self, grace: float) -> None:
         """Close everything; calls under way have `grace` seconds."""
+
+    def metrics(self) -> Iterable[Sourced]:
+        """Metric families of the door, beside connections and answers."""
+        return ()
 
 
 DOORS: PluginGroup[Callable[[Engine], Door]] = PluginGroup("headrace.doors")
@@ -63,13 +68,14 @@ class DoorCall(Call):
         raise NotImplementedError
 
     def start(
-        self, engine: Entrance, name: str, nbytes: int, decode: Callable[[Target], Call]
-    ) -> None:
+        self, engine: Entrance, name: str, nbytes: int, decode: Callable[[Target], Call],
+        version: str = "",
+    ) -> None:  # fmt: skip
         """Charge a request of `nbytes` to a model, decode it for its target, and submit it."""
         try:
             self.account.enter(nbytes)
             self.nbytes, self._entered = nbytes, True
-            target = engine.find(name)
+            target = engine.find(name, version)
             self.take(decode(target))
             target.submit(self)
         except ServerError as error:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from headrace.doors.listeners import CLOSED, UnixSocket, bind, reserve
 from headrace.doors.memory import SUFFIX, MemoryDoor
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
+from headrace.observability.statistics import Sourced
 from headrace.placement.cores import core_limit
 from headrace.settings import Settings
 
@@ -107,7 +108,7 @@ class ServerDoors:
         if settings.allow_metrics:
             port = self._open_metrics()
             print(f"metrics  http://{_host(settings.metrics_address)}:{port}/metrics")
-        for given in settings.door:
+        for given in settings.doors:
             name, _, address = given.partition("=")
             print(f"{name:<8} {await self._open_other(name, address)}")
         sys.stdout.flush()
@@ -194,6 +195,10 @@ class ServerDoors:
                 log.exception("bug in the door %s", name)
             raise OSError(f"--door {name}={address}: {error}") from error
 
+    def _metrics_of_others(self) -> Iterator[Sourced]:
+        for door in self._others.values():
+            yield from door.metrics()
+
     async def _tell_others(self, tell: Callable[[Door], Awaitable[None]], seconds: float) -> None:
         """Call a method of each, at once; one that fails or hangs does not disturb the shutdown."""
 
@@ -233,7 +238,8 @@ class ServerDoors:
             from headrace.doors.http.routes import create_metrics_app
             from headrace.engine.metrics import CONTENT_TYPE
 
-            return create_metrics_app(scraper(settings, engine), CONTENT_TYPE)
+            scrape = scraper(settings, engine, self._metrics_of_others)
+            return create_metrics_app(scrape, CONTENT_TYPE)
 
         self._metrics = server = HttpServer(
             LateApp([], build), [self._listen("metrics")], settings.http_keep_alive_secs,

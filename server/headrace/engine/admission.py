@@ -206,8 +206,19 @@ class Account:
         if server.watched:
             server.changed()
 
+    def full(self, nbytes: int) -> bool:
+        """True if `enter` would refuse a request of `nbytes` at a limit; refuses nothing."""
+        return self._reached(nbytes, 0, True) is not None
+
     def _check(self, nbytes: int, own: int, place: bool) -> None:
-        """Refuse bytes beyond a limit, or a request beyond the limit of requests (`place`).
+        """Refuse bytes beyond a limit, or a request beyond the limit of requests (`place`)."""
+        reached = self._reached(nbytes, own, place)
+        if reached is not None:
+            self.server.refused += 1
+            raise Overloaded(f"{reached}; try again later")
+
+    def _reached(self, nbytes: int, own: int, place: bool) -> str | None:
+        """The limit that a charge as in `_check` would exceed, in words.
 
         A single request, with its `own` bytes, is admitted whatever its size: another limit bounds
         it.
@@ -219,9 +230,9 @@ class Account:
             if account is self.server:  # other clients may read late, or other processes hold bytes
                 held += self.server.elsewhere - account.unread
             if full or (held > own and account.bytes + nbytes > account.most_bytes):
-                self.server.refused += 1
-                raise Overloaded(f"{account.limit(full)}; try again later")
+                return account.limit(full)
             account = account.above
+        return None
 
     def limit(self, of_requests: bool) -> str:
         """The limit that was reached, in words."""
@@ -264,6 +275,7 @@ class Admission(Account):
         self.turns = Turns()
         self.workbench = Workbench(self.turns)
         self.watched = False  # true if `changed` is called after each change
+        self._once: set[Callable[[], object]] = set()
         self._addresses: dict[str, _Address] = {}
         self._models: dict[str, ModelAccount] = {}
         self._on_change: Callable[[], object] | None = None
@@ -430,8 +442,18 @@ class Admission(Account):
         self._on_change = callback
         self.watched = True
 
+    def when_next_changed(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once, after the next change: for those who wait until not `full`."""
+        self._once.add(callback)
+        self.watched = True
+
     def changed(self) -> None:
         """Call the observers of changes."""
+        if self._once:
+            once, self._once = self._once, set()
+            self.watched = self._on_change is not None or self._on_empty is not None
+            for callback in once:
+                callback()
         if self._on_change is not None:
             self._on_change()
         if self._on_empty is not None and not (self.requests or self.messages):

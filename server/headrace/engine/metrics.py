@@ -46,6 +46,7 @@ from headrace.observability.statistics import (
     MetricsOptions,
     Quantiles,
     Reading,
+    Sourced,
     VersionStatistics,
     WorkerSeries,
     in_seconds,
@@ -71,12 +72,14 @@ class ServerCollector:
         options: MetricsOptions | None = None,
         gpus: Callable[[], GpuSeries] = GpuSeries,
         namespacing: bool = False,
+        of_doors: Callable[[], Iterable[Sourced]] = tuple,
     ) -> None:
-        """Without a `machine`, there are no machine metrics.
+        """Without a `machine`, there are no machine metrics; `of_doors` are families of doors.
 
         With `namespacing`, series of models have their repository as `namespace`, as in Triton.
         """
         self._namespacing = namespacing
+        self._of_doors = of_doors
         self._engine = engine
         self._machine = machine
         self._gpus = gpus
@@ -145,7 +148,7 @@ class ServerCollector:
         if gpus.pinned is not None:
             yield from collected(PINNED_FAMILIES, [({}, gpus.pinned)])
         traffic = list(engine.traffic.metrics())
-        for family, sources in chain(traffic, engine.model_metrics.collect()):
+        for family, sources in chain(traffic, engine.model_metrics.collect(), self._of_doors()):
             yield from collected([family], sources)
 
 

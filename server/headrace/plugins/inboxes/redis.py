@@ -1,0 +1,269 @@
+"""Redis streams: consumer groups, and delivery in one step with the acknowledgement.
+
+An entry has the fields `body` and, if it has a key, `key`; all others are headers. Entries that a
+consumer has read stay pending until they are acknowledged. Those of a consumer that has ended are
+taken over once they were idle for `claim-secs`; a living one keeps its own from becoming idle.
+"""
+
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+from urllib.parse import quote
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from headrace.options import SettingsError
+from headrace.plugins.inboxes.broker import (
+    Address,
+    Delivery,
+    Exactly,
+    Inbox,
+    Options,
+    Outbox,
+    Record,
+)
+from headrace.plugins.inboxes.ledger import Message, Progress
+
+_BLOCK_MS = 100
+_CLAIM_SECS = 30.0
+_CONNECT_SECS, _ANSWER_SECS = 5.0, 20.0
+_BODY, _KEY = b"body", b"key"
+# Add the records of an entry if it is still pending: another consumer may have answered it.
+# Keys: the stream, then that of each record. Arguments: group, entry, then the fields of each
+# record after their number.
+_DELIVER = """
+if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
+local at = 3
+for i = 2, #KEYS do
+  local size = tonumber(ARGV[at])
+  redis.call('XADD', KEYS[i], '*', unpack(ARGV, at + 1, at + size))
+  at = at + size + 1
+end
+return 1
+"""
+
+
+class RedisInbox(Inbox):
+    """A consumer of a stream's group."""
+
+    def __init__(self, address: Address, options: Options) -> None:
+        self.address = address
+        self.group = _group(address)
+        self._stream = address.name
+        given = address.options.get("claim-secs", str(_CLAIM_SECS))
+        try:
+            self._claim_secs = float(given)
+        except ValueError:
+            raise SettingsError(f"{address}: claim-secs must be a number, got {given!r}") from None
+        unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._consumer = options.name or unique
+        self._client: Redis | None = None
+        self._look = 0.0  # time of the next look for entries of consumers that have ended
+
+    @property
+    def client(self) -> "Redis":
+        """The open connection; raises `ConnectionError`."""
+        if self._client is None:
+            raise ConnectionError("not connected")
+        return self._client
+
+    async def open(self) -> None:
+        """Implements `Inbox.open`: creates stream and group if they are missing."""
+        await self.close()
+        client = self._client = _connect(self.address)
+        try:
+            await client.xgroup_create(self._stream, self.group, "0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):  # it exists
+                raise
+        self._look = 0.0
+
+    async def fetch(self, most: int) -> Sequence[Message]:
+        """Implements `Inbox.fetch`."""
+        now = monotonic()
+        if now >= self._look:
+            claimed = await self._claim(most)
+            if len(claimed) < most:
+                self._look = now + self._claim_secs / 2
+            if claimed:
+                return claimed
+        found = await self.client.xreadgroup(
+            self.group, self._consumer, {self._stream: ">"}, most, _BLOCK_MS
+        )
+        return [
+            self._message(id, fields, 1) for _, entries in _streams(found) for id, fields in entries
+        ]
+
+    async def _claim(self, most: int) -> list[Message]:
+        """Take over entries of consumers that have ended."""
+        client, idle = self.client, int(self._claim_secs * 1000)
+        pending = await client.xpending_range(self._stream, self.group, "-", "+", most, idle=idle)
+        if not pending:
+            return []
+        times = {each["message_id"]: each["times_delivered"] for each in pending}
+        entries = await client.xclaim(self._stream, self.group, self._consumer, idle, list(times))
+        # Entries without fields were deleted from the stream meanwhile.
+        gone = [id for id, fields in entries if not fields]
+        if gone:
+            await client.xack(self._stream, self.group, *gone)
+        return [self._message(id, fields, times[id] + 1) for id, fields in entries if fields]
+
+    async def hold(self, held: Sequence[Message]) -> None:
+        """Implements `Inbox.hold`."""
+        if held:
+            ids = [message.position for message in held]
+            await self.client.xclaim(self._stream, self.group, self._consumer, 0, ids, justid=True)
+
+    async def acknowledge(self, progress: Progress) -> None:
+        """Implements `Inbox.acknowledge`."""
+        if progress.each:
+            ids = [message.position for message in progress.each]
+            await self.client.xack(self._stream, self.group, *ids)
+
+    async def release(self, messages: Sequence[Message]) -> None:
+        """Implements `Inbox.release`: others take them over when they were idle for a while."""
+
+    async def lag(self) -> int:
+        """Implements `Inbox.lag`."""
+        for group in await self.client.xinfo_groups(self._stream):
+            if group["name"] == self.group.encode():
+                return int(group.get("lag") or 0)
+        return 0
+
+    async def close(self) -> None:
+        """Implements `Inbox.close`."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.aclose()
+
+    def _message(self, id: bytes, fields: Mapping[bytes, bytes], deliveries: int) -> Message:
+        headers = {n.decode(): v for n, v in fields.items() if n not in (_BODY, _KEY)}
+        body = fields.get(_BODY, b"")
+        return Message(self._stream, id, fields.get(_KEY), headers, body, deliveries)
+
+
+class RedisOutbox(Outbox):
+    """A stream for records."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._client: Redis | None = None
+
+    async def open(self) -> None:
+        """Implements `Outbox.open`."""
+        self._client = _connect(self._address)
+
+    async def publish(self, records: Sequence[tuple[str, Record]]) -> None:
+        """Implements `Outbox.publish`."""
+        if self._client is None:
+            raise ConnectionError("not connected")
+        async with self._client.pipeline(transaction=False) as commands:
+            for _, record in records:
+                commands.execute_command("XADD", self._address.name, "*", *_fields(record))
+            await commands.execute()
+
+    async def close(self) -> None:
+        """Implements `Outbox.close`."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.aclose()
+
+
+class RedisExactly(Exactly):
+    """Delivery by a script that adds records only if their entry was still pending."""
+
+    def __init__(self, inbox: RedisInbox, to: Address, failed: Address) -> None:
+        self._inbox = inbox
+        self._to, self._failed = to.name, failed.name
+        self._stream = inbox.address.name
+
+    async def open(self) -> None:
+        """Implements `Exactly.open`: the connection is the inbox's."""
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Implements `Exactly.deliver`.
+
+        Each message is a step of its own: one that is repeated, since its reply was lost, finds
+        its entry acknowledged, and does nothing.
+        """
+        client = self._inbox.client
+        script = client.register_script(_DELIVER)
+        async with client.pipeline(transaction=False) as commands:
+            for message, answers, failure in deliveries:
+                keys: list[str] = [self._stream]
+                values: list[Any] = [self._inbox.group, message.position]
+                for record in answers:
+                    _append(keys, values, self._to, record)
+                if failure is not None:
+                    _append(keys, values, self._failed, failure)
+                await script(keys, values, commands)
+            await commands.execute()
+
+    async def close(self) -> None:
+        """Implements `Exactly.close`."""
+
+
+def _append(keys: list[str], values: list[Any], stream: str, record: Record) -> None:
+    fields = _fields(record)
+    keys.append(stream)
+    values += [len(fields), *fields]
+
+
+def _fields(record: Record) -> list[str | bytes]:
+    found: list[str | bytes] = [_BODY, record.body]
+    if record.key is not None:
+        found += (_KEY, record.key)
+    for name, value in record.headers.items():
+        found += (name, value)
+    return found
+
+
+def _streams(found: Any) -> Iterable[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
+    """The streams of an answer to XREADGROUP, which is a mapping in RESP 3."""
+    if isinstance(found, dict):
+        return [(name, entries[0]) for name, entries in found.items()]
+    return found or ()
+
+
+def _group(address: Address) -> str:
+    group = address.options.get("group")
+    if not group:
+        raise SettingsError(f"{address}: a consumer needs a group: append ?group=NAME")
+    return group
+
+
+def _connect(address: Address) -> "Redis":
+    database = quote(address.options.get("db", "0"))
+    client: Redis = Redis.from_url(
+        f"{address.server}/{database}", socket_connect_timeout=_CONNECT_SECS,
+        socket_timeout=_ANSWER_SECS,
+    )  # fmt: skip
+    return client
+
+
+class _Redis:
+    whole_order = False
+    inbox_options = frozenset({"group", "db", "claim-secs"})
+    outbox_options = frozenset({"db"})
+
+    def inbox(self, address: Address, options: Options) -> Inbox:
+        return RedisInbox(address, options)
+
+    def outbox(self, address: Address) -> Outbox:
+        return RedisOutbox(address)
+
+    def exactly(self, inbox: Inbox, to: Address, failed: Address) -> Exactly | None:
+        assert isinstance(inbox, RedisInbox)
+        own = _place(inbox.address)
+        return RedisExactly(inbox, to, failed) if own == _place(to) == _place(failed) else None
+
+
+def _place(address: Address) -> tuple[str, str]:
+    return address.server, address.options.get("db", "0")
+
+
+BROKER = _Redis()
