@@ -40,6 +40,7 @@ LAYERS = {
     "plugins.beam": 13,  # uses runners
     "plugins.grpcio": 10,
     "plugins.openapi": 10,
+    "plugins.inboxes": 9,
     "plugins": 8,
     "api": 8,
     "doors.listeners": 7,

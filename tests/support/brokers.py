@@ -142,6 +142,7 @@ class KafkaCluster:
 
     kills = False
     exact = ordered = True
+    more = "&partition.assignment.strategy=range"  # which every cluster has
 
     def __init__(self, servers: str) -> None:
         self.servers = servers
@@ -166,7 +167,7 @@ class KafkaCluster:
         """A cluster that others started stays."""
 
     def address(self, name: str, group: str = "") -> str:
-        options = f"?group={group}&session.timeout.ms=6000" if group else ""
+        options = f"?group={group}&session.timeout.ms=6000{self.more}" if group else ""
         return f"kafka://{self.servers}/{self.topic(name)}{options}"
 
     def fill(self, sent: Iterable[Sent]) -> None:
@@ -236,6 +237,7 @@ class KafkaMock(KafkaCluster):
     """
 
     exact = False
+    more = ""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("")

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.plugins.inboxes.ledger import Entry, Failure, Ledger, Message
+from headrace.plugins.inboxes.ledger import GivenUp, Ledger, Message, Taken
 
 TRIES, DELIVERIES = 3, 5
 SOURCES = st.sampled_from(["p0", "p1"])
@@ -30,8 +30,8 @@ class Consumer(RuleBasedStateMachine):
         self.written: dict[str, list[bytes | None]] = {"p0": [], "p1": []}
         self.fetched = {"p0": 0, "p1": 0}  # next position
         self.committed = {"p0": 0, "p1": 0}
-        self.running: list[Entry] = []
-        self.delivering: list[Entry] = []
+        self.running: list[Taken] = []
+        self.delivering: list[Taken] = []
         self.order: list[tuple[str, bytes | None, int]] = []  # delivered since the last `forget`
         self.ever: set[tuple[str, int]] = set()
 
@@ -58,7 +58,7 @@ class Consumer(RuleBasedStateMachine):
         over = self.ledger.failed(entry, "Error", "why", final, self.now)
         if not entry.forgotten:
             assert over == (final or tries == TRIES)
-            assert not over or entry.outcome == Failure("Error", "why", tries)
+            assert not over or entry.outcome == GivenUp("Error", "why", tries)
 
     @precondition(lambda self: self.running)
     @rule(at=PICK)
@@ -98,7 +98,7 @@ class Consumer(RuleBasedStateMachine):
         self.fetched[source] = self.committed[source]
         self.order = [each for each in self.order if each[0] != source]
 
-    def picked(self, at: int) -> Entry:
+    def picked(self, at: int) -> Taken:
         return self.running.pop(at % len(self.running))
 
     @invariant()
@@ -154,7 +154,7 @@ def test_a_message_whose_consumers_end_is_a_failure_at_last() -> None:
     assert ledger.take(message(1, deliveries=2), 0.0) is not None
     assert ledger.take(message(2, deliveries=3), 0.0) is None
     [failed] = ledger.deliverable()
-    assert isinstance(failed.outcome, Failure)
+    assert isinstance(failed.outcome, GivenUp)
     assert failed.outcome.reason == "delivered 3 times without an outcome: its consumers ended"
 
 

@@ -14,7 +14,7 @@ from headrace.core.limits import Charge, uncharged
 from headrace.core.signature import Signature
 from headrace.engine.entrance import Target
 from headrace.plugins.inboxes.broker import Record
-from headrace.plugins.inboxes.ledger import Failure, Message
+from headrace.plugins.inboxes.ledger import GivenUp, Message
 from headrace.protocol.elements import charge_objects
 from headrace.protocol.generate import decode_generate, encode_generate
 from headrace.protocol.v2_json import (
@@ -95,7 +95,7 @@ def answer(message: Message, response: InferResponse, encode: Encode) -> Record:
     return Record(message.key, {**kept, **about}, body)
 
 
-def failure(message: Message, failed: Failure) -> Record:
+def failure(message: Message, failed: GivenUp) -> Record:
     """The record for a message that has no answer: as it came, with the reason in headers."""
     reason = {
         _KIND: failed.kind.encode(), _REASON: failed.reason.encode(errors="replace"),

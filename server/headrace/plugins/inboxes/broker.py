@@ -10,11 +10,14 @@ from importlib import import_module
 from typing import NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from headrace.options import SettingsError
-from headrace.plugins.inboxes.ledger import Message, Progress
+from headrace.plugins.inboxes.ledger import Committable, Message
 
 
-class Address(NamedTuple):
+class InvalidInbox(Exception):
+    """An inbox is declared wrongly, or needs a library that is not installed."""
+
+
+class BrokerAddress(NamedTuple):
     """A place for messages: `scheme://[user:password@]hosts/name?options`."""
 
     scheme: str
@@ -48,7 +51,7 @@ class Delivery(NamedTuple):
 
 
 class Inbox(Protocol):
-    """Where messages come from: a consumer of a group."""
+    """A source of messages: a consumer of a group."""
 
     async def open(self) -> None:
         """Connect and join the group."""
@@ -59,7 +62,7 @@ class Inbox(Protocol):
     async def hold(self, held: Sequence[Message]) -> None:
         """Stay in the group and keep the messages under way; called about once a second."""
 
-    async def acknowledge(self, progress: Progress) -> None:
+    async def acknowledge(self, progress: Committable) -> None:
         """Commit delivered messages."""
 
     async def release(self, messages: Sequence[Message]) -> None:
@@ -73,7 +76,7 @@ class Inbox(Protocol):
 
 
 class Outbox(Protocol):
-    """Where answers go."""
+    """A destination of answers."""
 
     async def open(self) -> None:
         """Connect."""
@@ -104,8 +107,8 @@ class Exactly(Protocol):
         """Disconnect. Never raises."""
 
 
-class Options(NamedTuple):
-    """What an inbox needs to know beside its address."""
+class ConsumerOptions(NamedTuple):
+    """Settings of a consumer beside its address."""
 
     in_flight: int  # the most messages at once
     name: str  # of this consumer in its group, "" for any
@@ -123,14 +126,14 @@ class Broker(Protocol):
     inbox_options: frozenset[str] | None  # of addresses; None: the library checks them
     outbox_options: frozenset[str] | None
 
-    def inbox(self, address: Address, options: Options) -> Inbox:
+    def inbox(self, address: BrokerAddress, options: ConsumerOptions) -> Inbox:
         """An inbox; raises `ImportError` without the library."""
 
-    def outbox(self, address: Address) -> Outbox:
+    def outbox(self, address: BrokerAddress) -> Outbox:
         """An outbox; raises `ImportError` without the library."""
 
-    def exactly(self, inbox: Inbox, to: Address, failed: Address) -> Exactly | None:
-        """See above."""
+    def exactly(self, inbox: Inbox, to: BrokerAddress, failed: BrokerAddress) -> Exactly | None:
+        """Exactly-once delivery between these addresses, or None."""
 
 
 _MODULES = {
@@ -144,29 +147,29 @@ _MODULES = {
 }
 
 
-def read_address(text: str, where: str) -> Address:
-    """Parse an address; `where` names it in the `SettingsError` that this raises."""
+def read_address(text: str, where: str) -> BrokerAddress:
+    """Parse an address; `where` names it in the `InvalidInbox` that this raises."""
     parts = urlsplit(text)
     name = unquote(parts.path.strip("/"))
     if parts.scheme not in _MODULES:
         known = ", ".join(_MODULES)
-        raise SettingsError(f"{where}: the scheme must be one of {known}, got {text!r}")
+        raise InvalidInbox(f"{where}: the scheme must be one of {known}, got {text!r}")
     if not parts.netloc.rpartition("@")[2] or not name:
-        raise SettingsError(
+        raise InvalidInbox(
             f"{where} must be {parts.scheme}://HOST:PORT/NAME?OPTIONS, where NAME is a topic,"
-            f" subject, stream or queue; got {str(Address(parts.scheme, parts.netloc, name, {}))!r}"
+            f" subject, stream or queue; got {str(BrokerAddress(parts.scheme, parts.netloc, name, {}))!r}"
         )
-    return Address(parts.scheme, parts.netloc, name, dict(parse_qsl(parts.query)))
+    return BrokerAddress(parts.scheme, parts.netloc, name, dict(parse_qsl(parts.query)))
 
 
-def broker_of(address: Address, where: str) -> Broker:
-    """The broker of an address, with its library; raises `SettingsError` without it."""
+def broker_of(address: BrokerAddress, where: str) -> Broker:
+    """The broker of an address, with its library; raises `InvalidInbox` without it."""
     extra = _MODULES[address.scheme]
     try:
         # Imported when needed: each library is an extra.
         module = import_module(f"headrace.plugins.inboxes.{extra}")
     except ImportError as error:
-        raise SettingsError(
+        raise InvalidInbox(
             f"{where}: {address.scheme}:// needs the library {error.name}: pip install"
             f" 'headrace[{extra}]'"
         ) from None

@@ -7,10 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from headrace.options import SettingsError
 from headrace.plugins.inboxes.bodies import FORMS
-from headrace.plugins.inboxes.broker import Address, read_address
-from headrace.settings import unknown
+from headrace.plugins.inboxes.broker import BrokerAddress, InvalidInbox, read_address
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _ADDRESSES = ("from", "to", "failed")
@@ -20,9 +18,9 @@ _ADDRESSES = ("from", "to", "failed")
 class InboxConfig:
     """One inbox. `retry_secs` is the wait before the second try, `exactly_once` None: if it can."""
 
-    source: Address
-    to: Address
-    failed: Address
+    source: BrokerAddress
+    to: BrokerAddress
+    failed: BrokerAddress
     model: str
     version: str = ""
     body: str = "auto"
@@ -38,18 +36,16 @@ _LEAST: dict[str, float] = {"in_flight": 1, "tries": 1, "retry_secs": 0, "delive
 
 
 def read_inboxes(path: Path) -> list[InboxConfig]:
-    """The inboxes that a file declares; raises `SettingsError`, and `OSError`."""
+    """The inboxes that a file declares; raises `InvalidInbox`, and `OSError`."""
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: {error}") from None
+        raise InvalidInbox(f"{path}: {error}") from None
     given = document.pop("inbox", None)
     if document:
-        raise SettingsError(
-            f"{path}: expected [[inbox]] tables alone, got '{next(iter(document))}'"
-        )
+        raise InvalidInbox(f"{path}: expected [[inbox]] tables alone, got '{next(iter(document))}'")
     if not isinstance(given, list) or not all(isinstance(table, dict) for table in given):
-        raise SettingsError(f"{path} declares no inbox: expected [[inbox]] tables")
+        raise InvalidInbox(f"{path} declares no inbox: expected [[inbox]] tables")
     return [_inbox(table, f"{path}: inbox {at}") for at, table in enumerate(given, 1)]
 
 
@@ -59,32 +55,34 @@ def _inbox(table: dict[str, Any], where: str) -> InboxConfig:
     values: dict[str, Any] = {}
     for name, value in table.items():
         if name not in names:
-            raise SettingsError(f"{where}: {unknown('member', name, names)}")
+            raise InvalidInbox(
+                f"{where}: unknown member '{name}', expected one of {', '.join(names)}"
+            )
         values[names[name]] = _value(name, value, known[names[name]].type, where)
     for name in (*_ADDRESSES, "model"):
         if names[name] not in values:
-            raise SettingsError(f"{where}: '{name}' is missing")
+            raise InvalidInbox(f"{where}: '{name}' is missing")
     return InboxConfig(**values)
 
 
 def _value(name: str, value: Any, kind: Any, where: str) -> Any:
-    """A member's value; raises `SettingsError`."""
+    """A member's value; raises `InvalidInbox`."""
     if name in _ADDRESSES or kind is str:
         if not isinstance(value, str):
-            raise SettingsError(f"{where}: '{name}' must be a text, got {value!r}")
+            raise InvalidInbox(f"{where}: '{name}' must be a text, got {value!r}")
         if name in _ADDRESSES:
             return read_address(_expanded(value, where), f"{where}: '{name}'")
         if name == "body" and value not in FORMS:
-            raise SettingsError(f"{where}: 'body' must be one of {', '.join(FORMS)}, got {value!r}")
+            raise InvalidInbox(f"{where}: 'body' must be one of {', '.join(FORMS)}, got {value!r}")
         return value
     if name == "exactly_once":
         if not isinstance(value, bool):
-            raise SettingsError(f"{where}: '{name}' must be true or false, got {value!r}")
+            raise InvalidInbox(f"{where}: '{name}' must be true or false, got {value!r}")
         return value
     allowed = (int, float) if kind is float else (int,)
     if type(value) not in allowed or not _LEAST[name] <= value < 1 << 31:
         what = "number" if kind is float else "whole number"
-        raise SettingsError(f"{where}: '{name}' must be a {what} >= {_LEAST[name]}, got {value!r}")
+        raise InvalidInbox(f"{where}: '{name}' must be a {what} >= {_LEAST[name]}, got {value!r}")
     return value
 
 
@@ -93,7 +91,7 @@ def _expanded(text: str, where: str) -> str:
 
     def read(match: re.Match[str]) -> str:
         if (found := os.environ.get(match[1])) is None:
-            raise SettingsError(f"{where}: the environment has no variable {match[1]}")
+            raise InvalidInbox(f"{where}: the environment has no variable {match[1]}")
         return found
 
     return _VARIABLE.sub(read, text)

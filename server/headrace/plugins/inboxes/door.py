@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.doors.door import Door
 from headrace.engine.entrance import Entrance
 from headrace.observability.statistics import Sourced
-from headrace.options import SettingsError
+from headrace.plugins.inboxes.broker import InvalidInbox
 from headrace.plugins.inboxes.config import read_inboxes
 from headrace.plugins.inboxes.pump import DOOR, FAMILIES, Pump
 
@@ -39,7 +39,7 @@ class Inboxes(Door):
             for at, config in enumerate(read_inboxes(Path(address)), 1):
                 where = f"{address}: inbox {at}"
                 self._pumps.append(Pump(self._engine, config, account, answers, where))
-        except SettingsError as error:
+        except InvalidInbox as error:
             raise OSError(str(error)) from None
         self._running = [asyncio.ensure_future(pump.run()) for pump in self._pumps]
         for pump, task in zip(self._pumps, self._running, strict=True):

@@ -15,22 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from headrace.core.daemon_thread import run_in_daemon_thread
-from headrace.options import SettingsError
 from headrace.plugins.inboxes.broker import (
-    Address,
+    BrokerAddress,
+    ConsumerOptions,
     Delivery,
     Exactly,
     Inbox,
-    Options,
+    InvalidInbox,
     Outbox,
     Record,
 )
-from headrace.plugins.inboxes.ledger import Message, Progress
+from headrace.plugins.inboxes.ledger import Committable, Message
 
 _POLL_SECS = 0.1
 _COMMIT_MS = 100
@@ -49,13 +49,13 @@ async def _on_thread(work: Callable[..., T], *arguments: Any) -> T:
 class KafkaInbox(Inbox):
     """A consumer of a topic."""
 
-    def __init__(self, address: Address, options: Options) -> None:
+    def __init__(self, address: BrokerAddress, options: ConsumerOptions) -> None:
         self.address = address
         self.name = options.name
         given = dict(address.options)
         self.group = given.pop("group", "")
         if not self.group:
-            raise SettingsError(f"{address}: a consumer needs a group: append ?group=NAME")
+            raise InvalidInbox(f"{address}: a consumer needs a group: append ?group=NAME")
         static = {"group.instance.id": options.name} if options.name else {}
         self._config = _servers(address) | {
             "group.id": self.group,
@@ -137,7 +137,7 @@ class KafkaInbox(Inbox):
             if (found := consumer.poll(0)) is not None:  # of a partition that is new
                 self._early.append(found)
 
-    async def acknowledge(self, progress: Progress) -> None:
+    async def acknowledge(self, progress: Committable) -> None:
         """Implements `Inbox.acknowledge`."""
         if places := self.after(progress.upto.values()):
             self.consumer.store_offsets(offsets=places)
@@ -155,7 +155,7 @@ class KafkaInbox(Inbox):
 
     def has(self, message: Message) -> bool:
         """True if a message is of a partition that is still assigned."""
-        topic, partition, number = message.source  # type: ignore[misc, attr-defined]
+        topic, partition, number = cast(Source, message.source)
         return self._assigned.get((topic, partition)) == number
 
     async def release(self, messages: Sequence[Message]) -> None:
@@ -213,7 +213,7 @@ class KafkaInbox(Inbox):
 class KafkaOutbox(Outbox):
     """A topic for records, in their order also when brokers fail."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: BrokerAddress) -> None:
         self._topic = address.name
         self._config = _servers(address) | {"enable.idempotence": True} | dict(address.options)
         _check(Producer, self._config, address)
@@ -256,7 +256,7 @@ class KafkaOutbox(Outbox):
 class KafkaTransactions(Exactly):
     """Transactions that publish answers and commit their messages."""
 
-    def __init__(self, inbox: KafkaInbox, to: Address, failed: Address) -> None:
+    def __init__(self, inbox: KafkaInbox, to: BrokerAddress, failed: BrokerAddress) -> None:
         self._inbox = inbox
         self._to, self._failed = to.name, failed.name
         name = inbox.name or secrets.token_hex(8)
@@ -334,20 +334,20 @@ def _produce(
             producer.poll(_POLL_SECS)
 
 
-def _servers(address: Address) -> dict[str, Any]:
+def _servers(address: BrokerAddress) -> dict[str, Any]:
     if "@" in address.hosts:
-        raise SettingsError(
+        raise InvalidInbox(
             f"{address}: a user belongs to the options: ?sasl.username=NAME&sasl.password=..."
         )
     return {"bootstrap.servers": address.hosts}
 
 
-def _check(make: Callable[..., Any], config: Mapping[str, Any], address: Address) -> None:
-    """Raise `SettingsError` for options that librdkafka does not know."""
+def _check(make: Callable[..., Any], config: Mapping[str, Any], address: BrokerAddress) -> None:
+    """Raise `InvalidInbox` for options that librdkafka does not know."""
     try:
         made = make(dict(config))
     except KafkaException as error:
-        raise SettingsError(f"{address}: {error.args[0].str()}") from None
+        raise InvalidInbox(f"{address}: {error.args[0].str()}") from None
     if make is Consumer:
         made.close()
 
@@ -356,13 +356,13 @@ class _Kafka:
     whole_order = True
     inbox_options = outbox_options = None
 
-    def inbox(self, address: Address, options: Options) -> Inbox:
+    def inbox(self, address: BrokerAddress, options: ConsumerOptions) -> Inbox:
         return KafkaInbox(address, options)
 
-    def outbox(self, address: Address) -> Outbox:
+    def outbox(self, address: BrokerAddress) -> Outbox:
         return KafkaOutbox(address)
 
-    def exactly(self, inbox: Inbox, to: Address, failed: Address) -> Exactly | None:
+    def exactly(self, inbox: Inbox, to: BrokerAddress, failed: BrokerAddress) -> Exactly | None:
         assert isinstance(inbox, KafkaInbox)
         if to.scheme != "kafka" or not inbox.address.hosts == to.hosts == failed.hosts:
             return None

@@ -1,4 +1,4 @@
-"""What an inbox has taken from its broker, and what of that is to be run, delivered and committed.
+"""The messages of an inbox: which of them are to be run, delivered and committed.
 
 A message is taken, runs (again, after a while, if it failed or its model was not available), has an
 outcome, is delivered, and then acknowledged. Messages are taken from *sources*, such as a partition
@@ -8,7 +8,7 @@ seconds of the caller's.
 Invariants:
 - Outcomes of messages with the same key of one source are delivered in the order in which these
   were taken; with `whole`, all those of a source.
-- `Progress.upto` names a message only if it, and every one taken before it from its source, has
+- `Committable.upto` names a message only if it, and every one taken before it from its source, has
   been delivered.
 - A message is run at most `tries` times in vain, and at most `deliveries` times if its consumers
   die of it; then a failure is its outcome. Waiting for a model is not counted.
@@ -43,8 +43,8 @@ class Message(NamedTuple):
     handle: Any = None
 
 
-class Failure(NamedTuple):
-    """Why a message has no answer: the error's kind and text, and how often it was run."""
+class GivenUp(NamedTuple):
+    """The reason for no answer: the error's kind and text, and how often it was tried."""
 
     kind: str
     reason: str
@@ -52,8 +52,8 @@ class Failure(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """A message that was taken; `outcome` is a `Failure` or what it was answered with."""
+class Taken:
+    """A message that was taken; `outcome` is a `GivenUp` or what it was answered with."""
 
     message: Message
     taken: float
@@ -66,8 +66,8 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Progress:
-    """Delivered messages to acknowledge: each of them, and the last of each source's whole begin"""
+class Committable:
+    """Delivered messages: each, and the last of each source before which none is missing."""
 
     each: list[Message] = field(default_factory=list)
     upto: dict[Hashable, Message] = field(default_factory=dict)
@@ -84,12 +84,12 @@ class Ledger:
         self._retry_secs = retry_secs
         self._deliveries = deliveries
         self._whole = whole
-        self._known: dict[tuple[Hashable, Hashable], Entry] = {}
-        self._sources: dict[Hashable, deque[Entry]] = {}  # from the first that is not delivered
-        self._lanes: dict[Hashable, dict[bytes | None, deque[Entry]]] = {}  # by source and key
-        self._due: list[tuple[float, int, Entry]] = []  # heap
+        self._known: dict[tuple[Hashable, Hashable], Taken] = {}
+        self._sources: dict[Hashable, deque[Taken]] = {}  # from the first that is not delivered
+        self._lanes: dict[Hashable, dict[bytes | None, deque[Taken]]] = {}  # by source and key
+        self._due: list[tuple[float, int, Taken]] = []  # heap
         self._numbers = count()
-        self._ready: list[Entry] = []
+        self._ready: list[Taken] = []
 
     def __len__(self) -> int:
         return len(self._known)
@@ -106,7 +106,7 @@ class Ledger:
         """The time at which the first of the present messages was taken."""
         return min((entry.taken for entry in self._known.values()), default=None)
 
-    def take(self, message: Message, now: float) -> Entry | None:
+    def take(self, message: Message, now: float) -> Taken | None:
         """Take a message; returns the entry to run.
 
         None if nothing is to be run: it is here already, and was delivered again, which renews its
@@ -116,39 +116,39 @@ class Ledger:
         if (known := self._known.get(identity)) is not None:
             known.message = message
             return None
-        entry = self._known[identity] = Entry(message, now)
+        entry = self._known[identity] = Taken(message, now)
         self._sources.setdefault(message.source, deque()).append(entry)
         if self._whole or message.key is not None:
             self._lane(message).append(entry)
         if message.deliveries > self._deliveries:
             text = f"delivered {message.deliveries} times without an outcome: its consumers ended"
-            self._end(entry, Failure("Undeliverable", text, message.deliveries))
+            self._end(entry, GivenUp("Undeliverable", text, message.deliveries))
             return None
         return entry
 
-    def answered(self, entry: Entry, outcome: Any) -> None:
+    def answered(self, entry: Taken, outcome: Any) -> None:
         """Note what a message was answered with."""
         if not (entry.forgotten or entry.ended):
             self._end(entry, outcome)
 
-    def failed(self, entry: Entry, kind: str, reason: str, final: bool, now: float) -> bool:
+    def failed(self, entry: Taken, kind: str, reason: str, final: bool, now: float) -> bool:
         """Count a failed try; a `final` one would fail again. True if it was the last one."""
         if entry.forgotten or entry.ended:
             return False
         entry.tries += 1
         if final or entry.tries >= self._tries:
-            self._end(entry, Failure(kind, reason, entry.tries))
+            self._end(entry, GivenUp(kind, reason, entry.tries))
             return True
         self._wait(entry, now + min(self._retry_secs * 2 ** (entry.tries - 1), _MOST_WAIT))
         return False
 
-    def postpone(self, entry: Entry, now: float) -> None:
+    def postpone(self, entry: Taken, now: float) -> None:
         """Run a message again after a while, whose model is not available; not counted as a try."""
         if not (entry.forgotten or entry.ended):
             self._wait(entry, now + min(_FIRST_POSTPONED * 2**entry.postponed, _MOST_POSTPONED))
             entry.postponed = min(entry.postponed + 1, 10)
 
-    def due(self, now: float) -> list[Entry]:
+    def due(self, now: float) -> list[Taken]:
         """The entries to run again now."""
         found = []
         while self._due and self._due[0][0] <= now:
@@ -161,14 +161,14 @@ class Ledger:
         """The time of the next entry to run again."""
         return self._due[0][0] if self._due else None
 
-    def deliverable(self) -> list[Entry]:
+    def deliverable(self) -> list[Taken]:
         """Take out the entries whose outcomes are to be delivered, in this order."""
         ready, self._ready = self._ready, []
         return [entry for entry in ready if not entry.forgotten]
 
-    def delivered(self, entries: Sequence[Entry]) -> Progress:
+    def delivered(self, entries: Sequence[Taken]) -> Committable:
         """Note that outcomes have been acknowledged; returns what may be committed by that."""
-        progress = Progress()
+        progress = Committable()
         touched: dict[Hashable, None] = {}
         for entry in entries:
             if entry.forgotten or entry.delivered:
@@ -209,10 +209,10 @@ class Ledger:
             self._known.pop((entry.message.source, entry.message.position), None)
         return [entry.message for entry in dropped]
 
-    def _wait(self, entry: Entry, until: float) -> None:
+    def _wait(self, entry: Taken, until: float) -> None:
         heappush(self._due, (until, next(self._numbers), entry))
 
-    def _end(self, entry: Entry, outcome: Any) -> None:
+    def _end(self, entry: Taken, outcome: Any) -> None:
         entry.outcome, entry.ended = outcome, True
         message = entry.message
         if not self._whole and message.key is None:
@@ -230,6 +230,6 @@ class Ledger:
     def _key(self, message: Message) -> bytes | None:
         return None if self._whole else message.key
 
-    def _lane(self, message: Message) -> deque[Entry]:
+    def _lane(self, message: Message) -> deque[Taken]:
         lanes = self._lanes.setdefault(message.source, {})
         return lanes.setdefault(self._key(message), deque())

@@ -29,11 +29,16 @@ from headrace.engine.admission import Account
 from headrace.engine.entrance import Entrance
 from headrace.engine.workbench import LARGE
 from headrace.observability.statistics import Family
-from headrace.options import SettingsError
 from headrace.plugins.inboxes.bodies import Decoded, answer, decode, failure, form_of, slow
-from headrace.plugins.inboxes.broker import Delivery, Options, Record, broker_of
+from headrace.plugins.inboxes.broker import (
+    ConsumerOptions,
+    Delivery,
+    InvalidInbox,
+    Record,
+    broker_of,
+)
 from headrace.plugins.inboxes.config import InboxConfig
-from headrace.plugins.inboxes.ledger import Entry, Failure, Ledger, Message, Progress
+from headrace.plugins.inboxes.ledger import Committable, GivenUp, Ledger, Message, Taken
 from headrace.protocol.status import INTERNAL_TEXT
 
 log = logging.getLogger(__name__)
@@ -55,7 +60,7 @@ class InboxCall(DoorCall):
 
     door = DOOR.upper()
 
-    def __init__(self, pump: "Pump", entry: Entry) -> None:
+    def __init__(self, pump: "Pump", entry: Taken) -> None:
         super().__init__(pump.account, pump.answers)
         self.pump = pump
         self.entry = entry
@@ -100,7 +105,7 @@ class Pump:
         self, engine: Entrance, config: InboxConfig, account: Account, answers: list[int],
         where: str,
     ) -> None:  # fmt: skip
-        """`where` names the inbox in the `SettingsError` that this raises."""
+        """`where` names the inbox in the `InvalidInbox` that this raises."""
         self.config = config
         self.account = account
         self.answers = answers
@@ -113,16 +118,16 @@ class Pump:
         self._draining = False
         self._stirred = asyncio.Event()  # something may be submitted or fetched
         self._ready = asyncio.Event()  # something may be delivered
-        self._pending: deque[Entry] = deque()
+        self._pending: deque[Taken] = deque()
         broker = broker_of(config.source, f"{where}: 'from'")
-        options = Options(config.in_flight, config.name, self._lost)
+        options = ConsumerOptions(config.in_flight, config.name, self._lost)
         _check_options(config.source.options, broker.inbox_options, f"{where}: 'from'")
         self._inbox = broker.inbox(config.source, options)
         self._exactly = None
         if config.exactly_once is not False:
             self._exactly = broker.exactly(self._inbox, config.to, config.failed)
         if config.exactly_once and self._exactly is None:
-            raise SettingsError(
+            raise InvalidInbox(
                 f"{where}: 'exactly_once' needs 'from', 'to' and 'failed' at one broker that can,"
                 " which are kafka and redis"
             )
@@ -249,7 +254,7 @@ class Pump:
             if submitted % _MOST_SUBMITTED == 0:
                 await asyncio.sleep(0)  # other doors have a turn
 
-    async def _run(self, entry: Entry) -> None:
+    async def _run(self, entry: Taken) -> None:
         """Submit one message, once it is decoded if that takes long."""
         config, message = self.config, entry.message
         call, form = InboxCall(self, entry), form_of(message, config.body)
@@ -304,7 +309,7 @@ class Pump:
             else:
                 await self._ready.wait()
 
-    async def _send(self, entries: Sequence[Entry]) -> None:
+    async def _send(self, entries: Sequence[Taken]) -> None:
         """Deliver outcomes and acknowledge their messages, however often it takes."""
         wait, again = _FIRST_WAIT, False
         while True:
@@ -324,7 +329,7 @@ class Pump:
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, _MOST_WAIT)
         for entry in entries:
-            if isinstance(entry.outcome, Failure) and not entry.forgotten:
+            if isinstance(entry.outcome, GivenUp) and not entry.forgotten:
                 failed = entry.outcome
                 self.failures[failed.kind] += 1
                 log.warning(
@@ -347,7 +352,7 @@ class Pump:
             if some:
                 await outbox.publish(some)
 
-    async def _acknowledge(self, progress: Progress) -> None:
+    async def _acknowledge(self, progress: Committable) -> None:
         wait = _FIRST_WAIT
         for _ in range(_ACKNOWLEDGE_TRIES):
             try:
@@ -406,9 +411,9 @@ class Pump:
         self.troubles[kind] += 1
 
 
-def _delivery(entry: Entry) -> Delivery:
+def _delivery(entry: Taken) -> Delivery:
     message: Message = entry.message
-    if isinstance(entry.outcome, Failure):
+    if isinstance(entry.outcome, GivenUp):
         return Delivery(message, (), failure(message, entry.outcome))
     return Delivery(message, entry.outcome)
 
@@ -416,7 +421,7 @@ def _delivery(entry: Entry) -> Delivery:
 def _check_options(given: object, known: frozenset[str] | None, where: str) -> None:
     names = list(given) if isinstance(given, dict) else []
     if known is not None and (wrong := [name for name in names if name not in known]):
-        raise SettingsError(
+        raise InvalidInbox(
             f"{where}: unknown option '{wrong[0]}', expected one of"
             f" {', '.join(sorted(known)) or 'none'}"
         )

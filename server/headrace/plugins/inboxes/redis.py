@@ -16,17 +16,17 @@ from urllib.parse import quote
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from headrace.options import SettingsError
 from headrace.plugins.inboxes.broker import (
-    Address,
+    BrokerAddress,
+    ConsumerOptions,
     Delivery,
     Exactly,
     Inbox,
-    Options,
+    InvalidInbox,
     Outbox,
     Record,
 )
-from headrace.plugins.inboxes.ledger import Message, Progress
+from headrace.plugins.inboxes.ledger import Committable, Message
 
 _BLOCK_MS = 100
 _CLAIM_SECS = 30.0
@@ -50,7 +50,7 @@ return 1
 class RedisInbox(Inbox):
     """A consumer of a stream's group."""
 
-    def __init__(self, address: Address, options: Options) -> None:
+    def __init__(self, address: BrokerAddress, options: ConsumerOptions) -> None:
         self.address = address
         self.group = _group(address)
         self._stream = address.name
@@ -58,7 +58,7 @@ class RedisInbox(Inbox):
         try:
             self._claim_secs = float(given)
         except ValueError:
-            raise SettingsError(f"{address}: claim-secs must be a number, got {given!r}") from None
+            raise InvalidInbox(f"{address}: claim-secs must be a number, got {given!r}") from None
         unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._consumer = options.name or unique
         self._client: Redis | None = None
@@ -118,7 +118,7 @@ class RedisInbox(Inbox):
             ids = [message.position for message in held]
             await self.client.xclaim(self._stream, self.group, self._consumer, 0, ids, justid=True)
 
-    async def acknowledge(self, progress: Progress) -> None:
+    async def acknowledge(self, progress: Committable) -> None:
         """Implements `Inbox.acknowledge`."""
         if progress.each:
             ids = [message.position for message in progress.each]
@@ -149,7 +149,7 @@ class RedisInbox(Inbox):
 class RedisOutbox(Outbox):
     """A stream for records."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: BrokerAddress) -> None:
         self._address = address
         self._client: Redis | None = None
 
@@ -176,7 +176,7 @@ class RedisOutbox(Outbox):
 class RedisExactly(Exactly):
     """Delivery by a script that adds records only if their entry was still pending."""
 
-    def __init__(self, inbox: RedisInbox, to: Address, failed: Address) -> None:
+    def __init__(self, inbox: RedisInbox, to: BrokerAddress, failed: BrokerAddress) -> None:
         self._inbox = inbox
         self._to, self._failed = to.name, failed.name
         self._stream = inbox.address.name
@@ -229,14 +229,14 @@ def _streams(found: Any) -> Iterable[tuple[bytes, list[tuple[bytes, dict[bytes, 
     return found or ()
 
 
-def _group(address: Address) -> str:
+def _group(address: BrokerAddress) -> str:
     group = address.options.get("group")
     if not group:
-        raise SettingsError(f"{address}: a consumer needs a group: append ?group=NAME")
+        raise InvalidInbox(f"{address}: a consumer needs a group: append ?group=NAME")
     return group
 
 
-def _connect(address: Address) -> "Redis":
+def _connect(address: BrokerAddress) -> "Redis":
     database = quote(address.options.get("db", "0"))
     client: Redis = Redis.from_url(
         f"{address.server}/{database}", socket_connect_timeout=_CONNECT_SECS,
@@ -250,19 +250,19 @@ class _Redis:
     inbox_options = frozenset({"group", "db", "claim-secs"})
     outbox_options = frozenset({"db"})
 
-    def inbox(self, address: Address, options: Options) -> Inbox:
+    def inbox(self, address: BrokerAddress, options: ConsumerOptions) -> Inbox:
         return RedisInbox(address, options)
 
-    def outbox(self, address: Address) -> Outbox:
+    def outbox(self, address: BrokerAddress) -> Outbox:
         return RedisOutbox(address)
 
-    def exactly(self, inbox: Inbox, to: Address, failed: Address) -> Exactly | None:
+    def exactly(self, inbox: Inbox, to: BrokerAddress, failed: BrokerAddress) -> Exactly | None:
         assert isinstance(inbox, RedisInbox)
         own = _place(inbox.address)
         return RedisExactly(inbox, to, failed) if own == _place(to) == _place(failed) else None
 
 
-def _place(address: Address) -> tuple[str, str]:
+def _place(address: BrokerAddress) -> tuple[str, str]:
     return address.server, address.options.get("db", "0")
 
 
