@@ -6,7 +6,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -14,14 +14,14 @@ import pytest
 
 from tests.models.python_models import tensors, write_python_model
 from tests.support.brokers import (
+    BROKERS,
     FAILED,
     TO,
     Consumer,
     KilledBroker,
-    RedisProcess,
     Sent,
     declare,
-    kafka,
+    started,
 )
 from tests.support.scrape import until
 
@@ -47,7 +47,6 @@ CONFIG = (
     + tensors("input", ("X", "INT64", "1"))
     + tensors("output", ("Y", "INT64", "1"))
 )
-BROKERS: dict[str, Callable[[Path], KilledBroker]] = {"redis": RedisProcess, "kafka": kafka}
 
 
 def numbered(at: int) -> Sent:
@@ -56,16 +55,8 @@ def numbered(at: int) -> Sent:
 
 @pytest.fixture(params=BROKERS)
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KilledBroker]:
-    pytest.importorskip(
-        {"redis": "redis", "kafka": "confluent_kafka", "nats": "nats", "amqp": "aio_pika"}[
-            request.param
-        ],
-        reason=f"the library of {request.param} is not here; see `make test-hosts`",
-    )
-    found = BROKERS[request.param](tmp_path)
-    found.start()
-    yield found
-    found.stop()
+    with started(request.param, tmp_path) as found:
+        yield found
 
 
 def test_kills_lose_nothing(broker: KilledBroker, tmp_path: Path) -> None:

@@ -3,20 +3,22 @@
 Libraries of brokers are imported where they are used: only the tests in `hosts` have them.
 """
 
+import asyncio
 import contextlib
 import os
 import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import psutil
 import pytest
 
-from tests.support.remote import free_port
+from tests.support.remote import free_port, free_ports
 from tests.support.scrape import until
 
 FROM, TO, FAILED = "numbers", "answers", "numbers-failed"
@@ -135,6 +137,207 @@ class RedisProcess(BrokerProcess):
 
     def count(self, name: str) -> int:
         return int(self.client.xlen(name))
+
+
+class NatsProcess(BrokerProcess):
+    """NATS with JetStream, which keeps streams in files."""
+
+    program, package = "nats-server", "nats-server"
+    kills = exact = True  # while the window for duplicates lasts
+    ordered = False
+
+    def start(self) -> None:
+        self.launch(
+            "--jetstream", "--store_dir", str(self.folder), "--port", str(self.port),
+            "--addr", "127.0.0.1",
+        )  # fmt: skip
+
+        def answers() -> bool:
+            try:
+                asyncio.run(self._prepare())
+            except Exception:  # of its library, until it listens
+                return False
+            return True
+
+        until(answers, "NATS")
+
+    async def _prepare(self) -> None:
+        async with self._stream() as stream:
+            for name in (FROM, TO, FAILED):
+                await stream.add_stream(name=f"{name}-kept", subjects=[name])
+
+    @contextlib.asynccontextmanager
+    async def _stream(self) -> AsyncIterator[Any]:
+        import nats
+
+        client = await nats.connect(
+            f"nats://127.0.0.1:{self.port}", allow_reconnect=False, connect_timeout=2
+        )
+        yield client.jetstream()
+        await client.close()
+
+    def address(self, name: str, group: str = "") -> str:
+        options = f"?group={group}&ack-secs=2" if group else ""
+        return f"nats://127.0.0.1:{self.port}/{name}{options}"
+
+    def fill(self, sent: Iterable[Sent]) -> None:
+        async def publish() -> None:
+            async with self._stream() as stream:
+                for some in batched(sent, 500):
+                    await asyncio.gather(*(
+                        stream.publish(FROM, each.body, headers=_texts(each)) for each in some
+                    ))  # fmt: skip
+
+        asyncio.run(publish())
+
+    def read(self, name: str) -> list[Sent]:
+        async def fetch() -> list[Sent]:
+            async with self._stream() as stream:
+                count = (await stream.stream_info(f"{name}-kept")).state.messages
+                reader = await stream.pull_subscribe(name, stream=f"{name}-kept")
+                found = []
+                while len(found) < count:
+                    for each in await reader.fetch(1000, 5):
+                        headers = {n: v.encode() for n, v in (each.headers or {}).items()}
+                        found.append(Sent(headers.pop("key", None), headers, each.data))
+                        await each.ack()  # a thousand may wait for that
+                return found
+
+        return asyncio.run(fetch())
+
+    def count(self, name: str) -> int:
+        async def ask() -> int:
+            async with self._stream() as stream:
+                return int((await stream.stream_info(f"{name}-kept")).state.messages)
+
+        return asyncio.run(ask())
+
+
+class RabbitProcess(BrokerProcess):
+    """RabbitMQ, whose queues are durable."""
+
+    program, package = "/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server"
+    kills = True
+    exact = ordered = False
+
+    def start(self) -> None:
+        data = self.folder / "rabbit"
+        data.mkdir(exist_ok=True)
+        self.launch(environment={
+            "RABBITMQ_NODENAME": f"test{self.port}@localhost", "HOME": str(self.folder),
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1", "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self.dist_port), "RABBITMQ_MNESIA_BASE": str(data),
+            "RABBITMQ_LOG_BASE": str(data), "RABBITMQ_ENABLED_PLUGINS_FILE": str(data / "none"),
+            "RABBITMQ_CONF_ENV_FILE": str(data / "none.conf"), "ERL_EPMD_PORT": str(self.epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+        })  # fmt: skip
+
+        def answers() -> bool:
+            try:
+                asyncio.run(self._prepare())
+            except Exception:  # of its library, until it listens
+                return False
+            return True
+
+        until(answers, "RabbitMQ", _END_SECS)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.dist_port, self.epmd_port = free_ports(2)
+
+    async def _prepare(self) -> None:
+        async with self._channel() as channel:
+            for name in (FROM, TO, FAILED):
+                await channel.declare_queue(name, durable=True)
+
+    @contextlib.asynccontextmanager
+    async def _channel(self) -> AsyncIterator[Any]:
+        import aio_pika
+
+        connection = await aio_pika.connect(f"amqp://guest:guest@127.0.0.1:{self.port}/", timeout=5)
+        async with connection:
+            yield await connection.channel()
+
+    def kill(self) -> None:
+        """End the whole of it: the server is below a shell."""
+        assert self.process is not None
+        whole = psutil.Process(self.process.pid)
+        for each in (*whole.children(recursive=True), whole):
+            each.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End it and the registry of names that it has started."""
+        self.kill()
+        for each in psutil.process_iter(["name"]):
+            with contextlib.suppress(psutil.Error):
+                if each.info["name"] == "epmd" and str(self.epmd_port) in str(each.environ()):
+                    each.kill()
+
+    def address(self, name: str, group: str = "") -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/{name}"
+
+    def fill(self, sent: Iterable[Sent]) -> None:
+        import aio_pika
+
+        async def publish() -> None:
+            async with self._channel() as channel:
+                for some in batched(sent, 500):
+                    await asyncio.gather(*(
+                        channel.default_exchange.publish(
+                            aio_pika.Message(
+                                each.body, headers=_texts(each),
+                                delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+                            ),
+                            FROM,
+                        )
+                        for each in some
+                    ))  # fmt: skip
+
+        asyncio.run(publish())
+
+    def read(self, name: str) -> list[Sent]:
+        """All messages there, which stay: they are not acknowledged."""
+
+        async def fetch() -> list[Sent]:
+            async with self._channel() as channel:
+                queue = await channel.declare_queue(name, passive=True)
+                arrived: asyncio.Queue[Any] = asyncio.Queue()
+                await queue.consume(arrived.put)
+                found = []
+                for _ in range(queue.declaration_result.message_count):
+                    each = await asyncio.wait_for(arrived.get(), 10)
+                    headers = {n: _raw(v) for n, v in each.headers.items()}
+                    if each.content_type:
+                        headers["content-type"] = each.content_type.encode()
+                    found.append(Sent(headers.pop("key", None), headers, each.body))
+                return found
+
+        return asyncio.run(fetch())
+
+    def count(self, name: str) -> int:
+        async def ask() -> int:
+            async with self._channel() as channel:
+                queue = await channel.declare_queue(name, passive=True)
+                return int(queue.declaration_result.message_count)
+
+        return asyncio.run(ask())
+
+
+def _texts(sent: Sent) -> dict[str, str]:
+    headers = {name: value.decode() for name, value in sent.headers.items()}
+    return headers if sent.key is None else {**headers, "key": sent.key.decode()}
+
+
+def _raw(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def batched(items: Iterable[Sent], size: int) -> Iterator[list[Sent]]:
+    """Items in lists of at most this size."""
+    left = iter(items)
+    while some := list(islice(left, size)):
+        yield some
 
 
 class KafkaCluster:
@@ -279,6 +482,28 @@ def kafka(folder: Path) -> KafkaCluster:
     """The cluster at `INBOX_KAFKA`, else the mock."""
     servers = os.environ.get("INBOX_KAFKA")
     return KafkaCluster(servers) if servers else KafkaMock(folder)
+
+
+# By name: the library that clients need, and how it is made in a folder.
+BROKERS: Mapping[str, tuple[str, Callable[[Path], KilledBroker]]] = {
+    "redis": ("redis", RedisProcess),
+    "kafka": ("confluent_kafka", kafka),
+    "nats": ("nats", NatsProcess),
+    "amqp": ("aio_pika", RabbitProcess),
+}
+
+
+@contextlib.contextmanager
+def started(name: str, folder: Path) -> Iterator[KilledBroker]:
+    """A broker that runs; skips the test if it, or its library, is not here."""
+    library, make = BROKERS[name]
+    pytest.importorskip(library, reason=f"{library} is not here; see `make test-hosts`")
+    broker = make(folder)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
 
 
 class Consumer:

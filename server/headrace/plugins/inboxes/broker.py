@@ -155,9 +155,10 @@ def read_address(text: str, where: str) -> BrokerAddress:
         known = ", ".join(_MODULES)
         raise InvalidInbox(f"{where}: the scheme must be one of {known}, got {text!r}")
     if not parts.netloc.rpartition("@")[2] or not name:
+        given = BrokerAddress(parts.scheme, parts.netloc, name, {})
         raise InvalidInbox(
             f"{where} must be {parts.scheme}://HOST:PORT/NAME?OPTIONS, where NAME is a topic,"
-            f" subject, stream or queue; got {str(BrokerAddress(parts.scheme, parts.netloc, name, {}))!r}"
+            f" subject, stream or queue; got '{given}'"
         )
     return BrokerAddress(parts.scheme, parts.netloc, name, dict(parse_qsl(parts.query)))
 
