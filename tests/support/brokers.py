@@ -6,6 +6,7 @@ Libraries of brokers are imported where they are used: only the tests in `hosts`
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -521,6 +522,12 @@ class Consumer:
     def output(self) -> str:
         """Standard output and error of all its processes so far."""
         return self._log.read_text()
+
+    @property
+    def metrics(self) -> str:
+        """The address of the metrics, as host:port."""
+        found: list[str] = re.findall(r"metrics +http://([^/]+)/", self.output)
+        return found[-1]
 
     def start(self) -> None:
         before = self.output.count("ready after") if self._log.exists() else 0

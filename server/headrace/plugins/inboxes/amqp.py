@@ -8,6 +8,7 @@ a quorum queue counts deliveries. The broker sends ahead what an inbox may have 
 import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -41,15 +42,17 @@ class AmqpInbox(Inbox):
         self._source = -1
         self._connection: Any = None
         self._queue: Any = None
+        self._broken = False  # the library's connection does not say so
         self._arrived: asyncio.Queue[Any] = asyncio.Queue()
 
     async def open(self) -> None:
         """Implements `Inbox.open`."""
         await self.close()
-        self._source = next(self._numbers)
+        self._source, self._broken = next(self._numbers), False
         self._arrived = arrived = asyncio.Queue()
         self._connection = await _connect(self._address)
         channel = await self._connection.channel()
+        channel.close_callbacks.add(partial(self._closed, self._source))
         await channel.set_qos(prefetch_count=min(self._ahead, 65_535))
         self._queue = await _declare(self._connection, channel, self._address.name)
         await self._queue.consume(arrived.put)
@@ -109,8 +112,12 @@ class AmqpInbox(Inbox):
             await _close(connection)
 
     def _check(self) -> None:
-        if self._connection is None or self._connection.is_closed:
-            raise ConnectionError("not connected")
+        if self._connection is None or self._broken:
+            raise ConnectionError("the connection is lost")
+
+    def _closed(self, source: int, *_: Any) -> None:
+        if source == self._source:
+            self._broken = True
 
 
 class AmqpOutbox(Outbox):
@@ -124,7 +131,7 @@ class AmqpOutbox(Outbox):
     async def open(self) -> None:
         """Implements `Outbox.open`."""
         self._connection = await _connect(self._address)
-        channel = await self._connection.channel(publisher_confirms=True)
+        channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
         await _declare(self._connection, channel, self._address.name)
         self._exchange = channel.default_exchange
 
@@ -139,7 +146,7 @@ class AmqpOutbox(Outbox):
     async def _publish(self, name: str, record: Record) -> None:
         headers: dict[str, Any] = {n: _text(v) for n, v in record.headers.items() if n != _TYPE}
         if record.key is not None:
-            headers[_KEY] = record.key
+            headers[_KEY] = _text(record.key)
         kind = record.headers.get(_TYPE)
         message = aio_pika.Message(
             record.body, headers=headers, message_id=name, delivery_mode=DeliveryMode.PERSISTENT,
@@ -157,15 +164,15 @@ class AmqpOutbox(Outbox):
 
 
 def _bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
+    return bytes(value) if isinstance(value, bytes | bytearray) else str(value).encode()
 
 
-def _text(value: bytes) -> str | bytes:
-    """A header as a text, as most clients expect, if it is one."""
+def _text(value: bytes) -> str | bytearray:
+    """A header as a text, as most clients expect, if it is one; else as the library takes bytes."""
     try:
         return value.decode()
     except UnicodeDecodeError:
-        return value
+        return bytearray(value)
 
 
 async def _declare(connection: Any, channel: Any, name: str) -> Any:

@@ -405,6 +405,8 @@ class Pump:
             self._trouble("cannot keep messages", error)
 
     def _trouble(self, what: str, error: Exception) -> None:
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
         kind = type(error).__name__
         log.warning("%s: %s: %s: %s", self, what, kind, error)
         log.debug("%s: where it failed", self, exc_info=error)
