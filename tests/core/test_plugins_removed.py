@@ -173,6 +173,17 @@ def test_an_option_that_needs_a_plugin(plugin: str, option: str, part: str, tmp_
     assert "Traceback" not in ran.stderr
 
 
+def test_inboxes_are_a_door(tmp_path: Path) -> None:
+    (models := tmp_path / "models").mkdir()
+    ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    environment = {"PYTHONPATH": str(copy_without(tmp_path / "path", "inboxes"))}
+    given = (f"--model-repository={models}", *ports, "--inboxes=f.toml")
+    ran = run("serve", *given, environment=environment)
+    assert ran.returncode == 1
+    assert "--door inboxes=f.toml: no installed package has a door 'inboxes'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 # The quick cases of the contract suite that need a plugin: those of files, or of tests. Front ends
 # are further carriers of many tests.
 OWN_CASES: Mapping[str, Sequence[str]] = {
