@@ -37,6 +37,32 @@ def test_counts_go_up_and_down_to_the_limit_of_requests() -> None:
         account.leave(1)
 
 
+def test_room_can_be_awaited_instead_of_refused() -> None:
+    admission = Admission(1, 0)
+    account = connect(admission)
+    assert not account.full(1)
+    account.enter(1)
+    assert account.full(1)
+    assert admission.refused == 0
+    calls: list[bool] = []
+
+    def look() -> None:
+        calls.append(account.full(1))
+
+    admission.when_next_changed(look)
+    admission.when_next_changed(look)  # is called once all the same
+    account.leave(1)
+    assert calls == [False]
+    assert not admission.watched
+    account.enter(1)
+    assert calls == [False]
+    admission.when_empty(lambda: None)
+    admission.when_next_changed(look)
+    account.leave(1)
+    assert calls == [False, False]
+    assert admission.watched  # for the other observer
+
+
 @pytest.mark.parametrize("how", ["enter", "grow"])
 def test_requests_beyond_the_byte_limit(how: str) -> None:
     admission = Admission(0, 100)

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def test_sigterm_delivers_what_was_taken(broker: KilledBroker, tmp_path: Path) -
     count = 3000
     broker.fill(Sent(None, {"number": b"%d" % at}, FLAT) for at in range(count))
     # The mock of Kafka keeps no offsets of transactions.
-    exactly: dict[str, object] = {} if broker.exact else {"exactly_once": False}
+    exactly: dict[str, Any] = {} if broker.exact else {"exactly_once": False}
     declared = declare(tmp_path / "inboxes.toml", broker, "simple", in_flight=64, **exactly)
     for least in (1, count // 2, count):
         with Consumer(declared, EXAMPLES, ONLY) as consumer:

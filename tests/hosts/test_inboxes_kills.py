@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_kills_lose_nothing(broker: KilledBroker, tmp_path: Path) -> None:
     write_python_model(models := tmp_path / "models", "doubled", DOUBLED, CONFIG)
     for first in range(0, MESSAGES, 10_000):
         broker.fill(numbered(at) for at in range(first, min(first + 10_000, MESSAGES)))
-    exactly: dict[str, object] = {} if broker.exact else {"exactly_once": False}
+    exactly: dict[str, Any] = {} if broker.exact else {"exactly_once": False}
     declared = declare(
         tmp_path / "inboxes.toml", broker, "doubled", tries=10, retry_secs=0.05, deliveries=1000,
         name="only",
@@ -73,7 +74,7 @@ def test_kills_lose_nothing(broker: KilledBroker, tmp_path: Path) -> None:
     with Consumer(declared, models) as consumer:
         for at in range(1, KILLS + 1):
             soon = at * MESSAGES // (KILLS + 1)
-            until(lambda soon=soon: broker.count(TO) >= soon, f"answer {soon}", _SECS)
+            until(lambda soon=soon: broker.count(TO) >= soon, f"answer {soon}", _SECS)  # type: ignore[misc]
             what = ("consumer", "worker", "broker")[at % 3] if KILLS < 10 else random.choice(
                 ("consumer", "worker", "broker")
             )  # fmt: skip

@@ -196,7 +196,7 @@ class NatsProcess(BrokerProcess):
             async with self._stream() as stream:
                 count = (await stream.stream_info(f"{name}-kept")).state.messages
                 reader = await stream.pull_subscribe(name, stream=f"{name}-kept")
-                found = []
+                found = list[Sent]()
                 while len(found) < count:
                     for each in await reader.fetch(1000, 5):
                         headers = {n: v.encode() for n, v in (each.headers or {}).items()}
@@ -392,7 +392,8 @@ class KafkaCluster:
         with self._reader() as reader:
             partitions = reader.list_topics(self.topic(name)).topics[self.topic(name)].partitions
             reader.assign([TopicPartition(self.topic(name), at, 0) for at in partitions])
-            found, ended = [], 0
+            found = list[Sent]()
+            ended = 0
             while ended < len(partitions):
                 for each in reader.consume(10_000, 0.2):
                     if (error := each.error()) is None:
@@ -579,7 +580,9 @@ class Consumer:
             self.kill()
 
 
-def declare(path: Path, broker: KilledBroker, model: str, group: str = "g", **more: object) -> Path:
+def declare(
+    path: Path, broker: KilledBroker, model: str, *, group: str = "g", **more: object
+) -> Path:
     """Write a file with one inbox of a broker."""
     members: dict[str, object] = {
         "from": broker.address(FROM, group), "to": broker.address(TO),

@@ -49,7 +49,8 @@ class AmqpInbox(Inbox):
         """Implements `Inbox.open`."""
         await self.close()
         self._source, self._broken = next(self._numbers), False
-        self._arrived = arrived = asyncio.Queue()
+        arrived: asyncio.Queue[Any] = asyncio.Queue()
+        self._arrived = arrived
         self._connection = await _connect(self._address)
         channel = await self._connection.channel()
         channel.close_callbacks.add(partial(self._closed, self._source))
