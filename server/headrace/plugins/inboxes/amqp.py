@@ -84,9 +84,14 @@ class AmqpInbox(Inbox):
         self._check()
 
     async def acknowledge(self, progress: Committable) -> None:
-        """Implements `Inbox.acknowledge`."""
+        """Implements `Inbox.acknowledge`: one frame for all before which none is missing."""
+        last = progress.upto.get(self._source)
+        if last is not None:
+            await last.handle.ack(multiple=True)
         for message in progress.each:
-            if message.source == self._source:
+            if message.source == self._source and (
+                last is None or message.handle.delivery_tag > last.handle.delivery_tag
+            ):
                 await message.handle.ack()
 
     async def release(self, messages: Sequence[Message]) -> None:
