@@ -32,19 +32,29 @@ _BLOCK_MS = 100
 _CLAIM_SECS = 30.0
 _CONNECT_SECS, _ANSWER_SECS = 5.0, 20.0
 _BODY, _KEY = b"body", b"key"
-# Add the records of an entry if it is still pending: another consumer may have answered it.
-# Keys: the stream, then that of each record. Arguments: group, entry, then the fields of each
-# record after their number.
+# Add the records of entries that are still pending, as others may have answered them, and
+# acknowledge each once its records are there: an error leaves it, and those behind it, pending.
+# Keys: the stream, then those of records. Arguments: the group; for each entry its id and the
+# number of its records; for each record the number of its key, that of its fields, and the fields.
 _DELIVER = """
-if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
-local at = 3
-for i = 2, #KEYS do
-  local size = tonumber(ARGV[at])
-  redis.call('XADD', KEYS[i], '*', unpack(ARGV, at + 1, at + size))
-  at = at + size + 1
+local at = 2
+while at <= #ARGV do
+  local id = ARGV[at]
+  local pending = #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1) > 0
+  local records = tonumber(ARGV[at + 1])
+  at = at + 2
+  for _ = 1, records do
+    local size = tonumber(ARGV[at + 1])
+    if pending then
+      redis.call('XADD', KEYS[tonumber(ARGV[at])], '*', unpack(ARGV, at + 2, at + 1 + size))
+    end
+    at = at + 2 + size
+  end
+  if pending then redis.call('XACK', KEYS[1], ARGV[1], id) end
 end
-return 1
 """
+_TO, _FAILED = 2, 3  # numbers of keys
+_MOST_DELIVERED = 256  # entries in one script, for which Redis does nothing else
 
 
 class RedisInbox(Inbox):
@@ -187,30 +197,24 @@ class RedisExactly(Exactly):
     async def deliver(self, deliveries: Sequence[Delivery]) -> None:
         """Implements `Exactly.deliver`.
 
-        Each message is a step of its own: one that is repeated, since its reply was lost, finds
-        its entry acknowledged, and does nothing.
+        One that is repeated, since its reply was lost, finds its entries acknowledged.
         """
-        client = self._inbox.client
-        script = client.register_script(_DELIVER)
-        async with client.pipeline(transaction=False) as commands:
-            for message, answers, failure in deliveries:
-                keys: list[str] = [self._stream]
-                values: list[Any] = [self._inbox.group, message.position]
-                for record in answers:
-                    _append(keys, values, self._to, record)
+        script = self._inbox.client.register_script(_DELIVER)
+        keys = [self._stream, self._to, self._failed]
+        for first in range(0, len(deliveries), _MOST_DELIVERED):
+            values: list[Any] = [self._inbox.group]
+            for message, answers, failure in deliveries[first : first + _MOST_DELIVERED]:
+                records = [(_TO, record) for record in answers]
                 if failure is not None:
-                    _append(keys, values, self._failed, failure)
-                await script(keys, values, commands)
-            await commands.execute()
+                    records.append((_FAILED, failure))
+                values += (message.position, len(records))
+                for number, record in records:
+                    fields = _fields(record)
+                    values += (number, len(fields), *fields)
+            await script(keys, values)
 
     async def close(self) -> None:
         """Implements `Exactly.close`."""
-
-
-def _append(keys: list[str], values: list[Any], stream: str, record: Record) -> None:
-    fields = _fields(record)
-    keys.append(stream)
-    values += [len(fields), *fields]
 
 
 def _fields(record: Record) -> list[str | bytes]:
