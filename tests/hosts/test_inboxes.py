@@ -146,7 +146,7 @@ def test_sigterm_delivers_what_was_taken(broker: KilledBroker, tmp_path: Path) -
 
 
 def test_a_model_that_comes_late(broker: KilledBroker, tmp_path: Path) -> None:
-    """Nothing is fetched, and nothing fails, until the model is there."""
+    """Messages wait for their model, at the broker, and do not fail."""
     (models := tmp_path / "models").mkdir()
     broker.fill([Sent(None, {}, FLAT)])
     declared = declare(tmp_path / "inboxes.toml", broker, "simple")
