@@ -86,7 +86,7 @@ def test_each_form_is_answered_in_its_form(broker: KilledBroker, tmp_path: Path)
     assert response.outputs[0].array.tolist() == [twice]
 
 
-def test_what_cannot_be_answered_is_given_up(broker: KilledBroker, tmp_path: Path) -> None:
+def test_a_message_without_an_answer_is_given_up(broker: KilledBroker, tmp_path: Path) -> None:
     write_python_model(models := tmp_path / "models", "fails", FAILS, CONFIG)
     broker.fill([
         Sent(b"a", {"mine": b"1"}, b'{"X":[1]}'),
