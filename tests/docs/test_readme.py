@@ -25,6 +25,7 @@ PAGES = sorted(
 COMMANDS = (
     "serve", "infer", "models list", "models load", "models unload", "models config",
     "models stats", "models check", "models manifest", "environments prune", "top",
+    "run", "stubs", "consume",
 )  # fmt: skip
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -22,7 +22,7 @@ from headrace.plugins.functions.adapter import (
 
 def test_the_package_offers_all_names() -> None:
     others = {
-        "AsyncClient", "AsyncEngine", "Client", "ClientError", "Engine", "ServeError",
+        "AsyncClient", "AsyncEngine", "Client", "ClientError", "Engine", "Runner", "ServeError",
         "__version__", "serve",
     }  # fmt: skip
     assert set(headrace.__all__) == {*offered.__all__, *others}
