@@ -23,7 +23,7 @@ NEEDED = {
 
 @pytest.mark.parametrize("page", PRINTED)
 def test_program(page: str, tmp_path: Path) -> None:
-    pytest.importorskip(NEEDED[page], reason=f"{page} is not here; see `make test-hosts`")
+    pytest.importorskip(NEEDED[page], reason=f"{page} is not here; see CONTRIBUTING.md")
     [program] = blocks((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), "python")
     path = tmp_path / "program.py"
     path.write_text(program)
