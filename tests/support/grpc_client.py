@@ -37,8 +37,8 @@ _SECONDS = 60.0
 class GrpcClient(Client):
     """A gRPC client; tensors travel in `raw_input_contents`."""
 
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(address, OPTIONS)
+    def __init__(self, address: str, *options: tuple[str, int]) -> None:
+        self.channel = grpc.insecure_channel(address, (*OPTIONS, *options))
 
     def close(self) -> None:
         self.channel.close()
