@@ -14,9 +14,8 @@ import httpx
 import numpy as np
 import pytest
 
-from headrace.core.datatypes import Datatype
-from tests.models.onnx_graphs import add_sub, identity, write_model
 from tests.support.server_process import ServerProcess, clean_server
+from tests.support.table_models import numbers, write_table_models
 
 pa = pytest.importorskip("pyarrow")
 
@@ -31,10 +30,7 @@ def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("models")
-    write_model(root, "numbers", identity(Datatype.FP32, ["rows", 4]), "max_batch_size: 8")
-    write_model(root, "texts", identity(Datatype.BYTES, ["rows", 1]), "max_batch_size: 8")
-    write_model(root, "two", add_sub(Datatype.INT32, 16), "max_batch_size: 8")
-    write_model(root, "unbatched", add_sub(width=3), "max_batch_size: 0")
+    write_table_models(root)
     options = [f"--max-request-bytes={_LIMIT}", f"--max-object-bytes={16 << 20}"]
     options += ["--frontends=2"] if request.param == "front ends" else []
     with clean_server(root, options=options) as process:
@@ -61,13 +57,6 @@ def table_in(answer: httpx.Response) -> Any:
     table = pa.ipc.open_stream(answer.content).read_all()
     table.validate(full=True)
     return table
-
-
-def numbers(rows: int, first: int = 0) -> Any:
-    column = pa.FixedSizeListArray.from_arrays(
-        pa.array(np.arange(first * 4, (first + rows) * 4, dtype=np.float32)), 4
-    )
-    return pa.record_batch({"INPUT0": column})
 
 
 def test_a_table_of_more_rows_than_a_batch_comes_back(server: ServerProcess) -> None:

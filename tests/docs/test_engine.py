@@ -1,12 +1,10 @@
 """The programs of docs/engine.md run as they stand."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, blocks
+from tests.docs.pages import ROOT, blocks, check_program
 
 PROGRAMS = blocks((ROOT / "docs" / "engine.md").read_text(encoding="utf-8"), "python")
 
@@ -16,9 +14,4 @@ PROGRAMS = blocks((ROOT / "docs" / "engine.md").read_text(encoding="utf-8"), "py
     ("program", "printed"), [*zip(PROGRAMS, ["[[0]]\n1\n", "[  2. 198.]\n"], strict=True)]
 )
 def test_programs(program: str, printed: str, tmp_path: Path) -> None:
-    path = tmp_path / "program.py"
-    path.write_text(program)
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", path], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert (ran.stdout, ran.returncode) == (printed, 0), ran.stderr
+    check_program(program, printed, tmp_path, "-W", "error", seconds=60)

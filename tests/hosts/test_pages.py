@@ -1,12 +1,10 @@
 """The programs of the pages of hosts run as they stand."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, blocks
+from tests.docs.pages import ROOT, blocks, check_program
 
 PRINTED = {
     "ray": "10000 True 2500\n",
@@ -25,9 +23,4 @@ NEEDED = {
 def test_program(page: str, tmp_path: Path) -> None:
     pytest.importorskip(NEEDED[page], reason=f"{page} is not here; see CONTRIBUTING.md")
     [program] = blocks((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), "python")
-    path = tmp_path / "program.py"
-    path.write_text(program)
-    ran = subprocess.run(
-        [sys.executable, path], cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
-    assert (ran.stdout, ran.returncode) == (PRINTED[page], 0), ran.stderr[-3000:]
+    check_program(program, PRINTED[page], tmp_path, seconds=200)
