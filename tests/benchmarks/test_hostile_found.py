@@ -1,17 +1,23 @@
 """Cases found by the search: each is sent to a server, which takes no harm."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from benchmarks.hostile.found import FOUND
 from benchmarks.hostile.search import Bench
 
 
+@pytest.fixture(scope="module", params=[0, pytest.param(1, marks=pytest.mark.whole)])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    with Bench(None, request.param) as opened:
+        yield opened
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("front_ends", [0, pytest.param(1, marks=pytest.mark.whole)])
-def test_found_cases(front_ends: int) -> None:
-    with Bench(None, front_ends) as bench:
-        for name, case in FOUND.items():
-            outcome = bench.send(case)
-            assert outcome.alive, name
-            assert outcome.ratio <= 1, f"{name}: {outcome.missed()}"
-            assert outcome.refused * 2 <= outcome.asked, name
+@pytest.mark.parametrize("name", FOUND)
+def test_found_case(bench: Bench, name: str) -> None:
+    outcome = bench.send(FOUND[name])
+    assert outcome.alive
+    assert outcome.ratio <= 1, outcome.missed()
+    assert outcome.refused * 2 <= outcome.asked
