@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.identity import ANYONE, Identity
 from headrace.core.limits import Payer
 from headrace.core.tensors import Tensor
 
@@ -79,12 +80,13 @@ class CallContext(NamedTuple):
 
     `forwarded` are the headers for other servers, by lower-case name; `deadline` is the client's,
     in nanoseconds of the monotonic clock, 0 for none; `trace` is the call's link to its trace, ""
-    for none. Stages set what later ones, and placements, read.
+    for none; `identity` is the client. Stages set what later ones, and placements, read.
     """
 
     forwarded: Mapping[str, str] = {}
     deadline: int = 0
     trace: str = ""
+    identity: Identity = ANYONE
 
 
 NO_CONTEXT = CallContext()  # of nearly all calls

@@ -9,10 +9,13 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
              │   ├─ QueueFull        the model's queue is at its limit
              │   ├─ QueueTimeout     queued for longer than the model's policy allows
              │   ├─ Overloaded       the whole server is at its limit of admitted requests or bytes
+             │   ├─ QuotaExceeded    the client is at its own limit
              │   └─ ServerExiting    the server is shutting down
              ├─ Unsupported          understood, but this server or model does not do it
              │   └─ UnsupportedEncoding  a compression that is not offered
              ├─ Restricted           the operation requires a certain request header
+             ├─ Unauthenticated      the client has to prove who it is, or has failed to
+             ├─ Forbidden            no role of the client permits the operation
              ├─ Cancelled            the client went away or its deadline passed
              ├─ Quarantined          workers have died of the same input before: refused
              ├─ AlreadyExists        raised by a model: the object to be created exists
@@ -108,6 +111,10 @@ class Overloaded(Unavailable):
     """The server is at its limit of admitted requests or bytes."""
 
 
+class QuotaExceeded(Unavailable):
+    """The client is at a limit of its own; others are not affected."""
+
+
 class ServerExiting(Unavailable):
     """The server is shutting down and accepts no new requests."""
 
@@ -122,6 +129,14 @@ class UnsupportedEncoding(Unsupported):
 
 class Restricted(ServerError):
     """The operation requires a request header that is missing or has another value."""
+
+
+class Unauthenticated(ServerError):
+    """The client has not proved who it is."""
+
+
+class Forbidden(ServerError):
+    """The client is known, and none of its roles permits the operation."""
 
 
 class Cancelled(ServerError):

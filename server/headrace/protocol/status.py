@@ -22,6 +22,7 @@ from headrace.core.errors import (
     Cancelled,
     ExecutionFailed,
     ExecutionTimeout,
+    Forbidden,
     InvalidRequest,
     MemoryUnavailable,
     ModelLoadFailed,
@@ -32,6 +33,7 @@ from headrace.core.errors import (
     Quarantined,
     QueueFull,
     QueueTimeout,
+    QuotaExceeded,
     RemoteBroken,
     RemoteLost,
     RemoteTimeout,
@@ -40,6 +42,7 @@ from headrace.core.errors import (
     Restricted,
     ServerError,
     ServerExiting,
+    Unauthenticated,
     Unavailable,
     Unknown,
     Unsupported,
@@ -71,10 +74,13 @@ STATUS: dict[type[ServerError], Status] = {
     QueueFull: Status(503, 14, retry_after=1),
     QueueTimeout: Status(503, 14, retry_after=1),
     Overloaded: Status(503, 14, retry_after=1),
+    QuotaExceeded: Status(429, 8, retry_after=1),  # RESOURCE_EXHAUSTED
     ServerExiting: Status(503, 14, retry_after=1),
     Unsupported: Status(501, 12),  # UNIMPLEMENTED
     UnsupportedEncoding: Status(501, 12),
     Restricted: Status(403, 14),
+    Unauthenticated: Status(401, 16),  # UNAUTHENTICATED
+    Forbidden: Status(403, 7),  # PERMISSION_DENIED
     Cancelled: Status(499, 1),  # CANCELLED
     Quarantined: Status(422, 9),  # FAILED_PRECONDITION
     AlreadyExists: Status(400, 6),  # ALREADY_EXISTS
