@@ -230,13 +230,20 @@ class Settings:
         1800, "Timeout for building one environment", least=1
     )
 
+    access: str = setting(
+        "",
+        "TOML file of roles and of who has them: API keys, tokens, certificates and users of Unix"
+        " sockets; followed when it changes; without it, every client may do everything",
+        metavar="FILE",
+        section="HTTP and gRPC",
+    )
+
     restricted_api: list[str] = setting(
         [],
         "Require a header (HTTP) or metadata (gRPC) for these categories of operations,"
         " `CATEGORIES:HEADER=VALUE`; categories, separated by commas, are"
         f" {_CATEGORIES}",
         between="\n",
-        section="HTTP and gRPC",
     )
 
     door: list[str] = setting(

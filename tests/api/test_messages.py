@@ -19,6 +19,7 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.protocol.load_json import read_load
 from headrace.protocol.pb import grpc_service_pb2 as pb
+from tests.api.calls import CALL
 from tests.engine.worlds import LOAD_OPTIONS
 
 LIMIT = 1 << 20
@@ -32,7 +33,7 @@ def engine() -> Engine:
 
 
 def handle(engine: Engine, operation: Operation, message: bytes) -> bytes:
-    return asyncio.run(unary_handlers(engine, LIMIT)[operation.procedure](message, None))
+    return asyncio.run(unary_handlers(engine, LIMIT)[operation.procedure](message, CALL))
 
 
 def field(number: int, content: bytes) -> bytes:
@@ -85,9 +86,9 @@ def test_models_that_clients_may_not_control_are_refused_before_decoding(
 
 def test_every_procedure_of_the_doors_has_a_limit(engine: Engine) -> None:
     unary = unary_handlers(engine, LIMIT)
-    from headrace.api.header_rules import DoorRules
+    from headrace.api.gate import Gate
 
-    handlers = all_handlers(engine, engine, unary, engine.readiness, LIMIT, DoorRules())
+    handlers = all_handlers(engine, engine, unary, engine.readiness, LIMIT, Gate())
     assert handlers.limits.keys() == set(handlers.paths())
     assert handlers.limits[NAMED["ModelInfer"].procedure] == LIMIT
     assert handlers.limits[NAMED["TraceSetting"].procedure] == NAMED["TraceSetting"].max_bytes

@@ -4,8 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.api.header_rules import DoorRules, HeaderRules, Key
+from headrace.api.gate import Gate
+from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import OPERATIONS, Category, by_procedure
+from headrace.core.errors import Restricted
+from headrace.core.identity import ANYONE, NO_PEER
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Handlers, Peer, RpcContext, StreamSession
 from headrace.doors.grpc.services import restricted
@@ -16,7 +19,7 @@ from tests.doors.fakes import FakeEngine
 
 
 def test_the_bare_routes_are_inference() -> None:
-    routes = inference_routes(FakeEngine(), 1, DoorRules())
+    routes = inference_routes(FakeEngine(), 1, Gate())
     forms = [
         form.format(name="m", version="1")
         for operation in OPERATIONS
@@ -49,16 +52,18 @@ def test_a_procedure_that_is_not_in_the_table_is_not_served() -> None:
 
     check = "/grpc.health.v1.Health/Check"
     good = Handlers({}, {check: unary}, {})
-    health = DoorRules(HeaderRules(restricted=["health:x=y"]))
-    assert restricted(good, health).key(check) == Key("x", "y")
-    inference = DoorRules(HeaderRules(restricted=["inference:x=y"]))
-    assert restricted(good, inference).key(check) is None
+    health = Gate(HeaderRules(restricted=["health:x=y"]))
+    with pytest.raises(Restricted, match="expecting header 'x'"):
+        restricted(good, health).enter(check, {}, NO_PEER)
+    assert restricted(good, health).enter(check, {"x": "y"}, NO_PEER) is ANYONE
+    inference = Gate(HeaderRules(restricted=["inference:x=y"]))
+    assert restricted(good, inference).enter(check, {}, NO_PEER) is ANYONE
     for handlers in (
         Handlers({}, {"/a/B": unary}, {}),
         Handlers({}, {}, {"/a/B": stream}),
     ):
         with pytest.raises(LookupError, match="/a/B is not in the table of operations"):
-            restricted(handlers, DoorRules())
+            restricted(handlers, Gate())
 
 
 def test_every_category_exists() -> None:

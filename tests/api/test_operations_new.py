@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
+from headrace.api.gate import Gate
 from headrace.api.handlers import HANDLERS, Handler, unary_handlers
-from headrace.api.header_rules import DoorRules, HeaderRules, Key
+from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import OPERATIONS, Category, Operation, Route, handed_on
 from headrace.client import ConnectionFailed
 from headrace.client.address import Address
 from headrace.client.grpc import GrpcTransport
 from headrace.client.http import HttpTransport
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import InvalidRequest, Restricted
+from headrace.core.identity import NO_PEER, Permission
 from headrace.doors.grpc.call import Handlers, labels
 from headrace.doors.grpc.services import restricted
 from headrace.doors.http.app import create_app
@@ -25,18 +27,20 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.plugins.openapi.document import document
 from headrace.protocol.pb import grpc_service_pb2 as pb
+from tests.api.calls import CALL
 from tests.doors.http.asgi import ask
 from tests.engine.worlds import LOAD_OPTIONS
 
 ECHO = Operation(
     "Echo",
     Category.METADATA,
+    Permission.READ,
     [Route("POST", "/v2/echo/{name}", "Say a name", [400], body=True)],
     request="ModelReadyRequest",
     response="ModelMetadataRequest",
 )
 PATH = "/inference.GRPCInferenceService/Echo"
-RULES = DoorRules(HeaderRules(restricted=["metadata:x-key=right"]))
+RULES = Gate(HeaderRules(restricted=["metadata:x-key=right"]))
 
 
 def echo(engine: Engine, asked: pb.ModelReadyRequest) -> pb.ModelMetadataRequest:
@@ -64,14 +68,15 @@ def test_over_http(engine: Engine) -> None:
 
 def test_over_grpc(engine: Engine) -> None:
     unary = unary_handlers(engine, 1 << 20, TABLE, ANSWERING)
-    answer = asyncio.run(unary[PATH](pb.ModelReadyRequest(name="a").SerializeToString(), None))
+    answer = asyncio.run(unary[PATH](pb.ModelReadyRequest(name="a").SerializeToString(), CALL))
     assert pb.ModelMetadataRequest.FromString(answer) == echo(
         engine, pb.ModelReadyRequest(name="a")
     )
     with pytest.raises(InvalidRequest, match="not a valid ModelReadyRequest message"):
-        asyncio.run(unary[PATH](b"\xff", None))
+        asyncio.run(unary[PATH](b"\xff", CALL))
     handlers = Handlers({}, unary, {})
-    assert restricted(handlers, RULES, TABLE).key(PATH) == Key("x-key", "right")
+    with pytest.raises(Restricted, match="expecting header 'x-key'"):
+        restricted(handlers, RULES, TABLE).enter(PATH, {}, NO_PEER)
     assert labels(TABLE)[PATH] == "metadata"
 
 

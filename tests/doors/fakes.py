@@ -9,6 +9,7 @@ import numpy as np
 from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, NotFound
+from headrace.core.identity import Access
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
@@ -82,6 +83,8 @@ class Model:
 
 class FakeEngine:
     """An engine with the models `plain`, of one answer, and `many`, of any number."""
+
+    access: Access | None = None
 
     def __init__(self) -> None:
         self.admission = Admission(2000, 0)

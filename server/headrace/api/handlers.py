@@ -11,15 +11,17 @@ import binascii
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import Message
 
+from headrace.api.gate import check
 from headrace.api.messages import read_message, request_class
 from headrace.api.operations import OPERATIONS, Document, Operation, by_procedure, handed_on
 from headrace.core.errors import InvalidRequest, Unavailable, Unsupported
+from headrace.core.identity import Identity, Permission
 from headrace.core.model_spec import LoadParameters
 from headrace.core.tensors import Buffer
 from headrace.core.texts import shown
@@ -42,7 +44,17 @@ from headrace.protocol.pb import traffic_pb2
 _LONG = 8 << 10  # bytes of a message from which on it is decoded on a thread
 
 Parts = Mapping[str, str]  # parameters of a path
-Unary = Callable[[Buffer, object], Coroutine[Any, Any, bytes]]
+
+
+class AskingCall(Protocol):
+    """A remote procedure call, as far as these handlers are concerned."""
+
+    @property
+    def identity(self) -> Identity:
+        """The client."""
+
+
+Unary = Callable[[Buffer, Any], Coroutine[Any, Any, bytes]]
 
 
 def _read_object(operation: Operation, body: bytes | bytearray) -> Document:
@@ -59,21 +71,53 @@ class Handler:
 
     `json` receives the path's parameters and the body as decoded by `read`, which may take long for
     a large body; it returns the document, None for no body. `allow` refuses requests before they
-    are decoded; `check` also refuses an HTTP request by its path.
+    are decoded; `check` also refuses an HTTP request by its path. `changes` tells messages that
+    change something, of an operation that also reads. With `listing`, the answer depends on which
+    models the client may know of: both functions get its identity as a further argument.
     """
 
-    answer: Callable[[Engine, Any], Any]
-    json: Callable[[Engine, Parts, Any], Any] | None = None
+    answer: Callable[..., Any]  # of the engine and the message
+    json: Callable[..., Any] | None = None  # of the engine, the path's parameters and the body
     check: Callable[[Engine, Parts], None] | None = None
     read: Callable[[Operation, bytes | bytearray], Any] = _read_object
     allow: Callable[[Engine], None] = _allow_all
+    changes: Callable[[Any], bool] = lambda asked: False
+    listing: bool = False
+
+
+def check_model(
+    identity: Identity, operation: Operation, changes: bool, names: Mapping[str, str]
+) -> None:
+    """Raise `Forbidden` or `NotFound` unless a client may request this of the model, if any.
+
+    `names` has the model's `name`, and the `version` if there is one. A request that names no model
+    is about all of them, unless it only reads: then the answer is without those that the client may
+    not know of.
+    """
+    permission = operation.needs(changes)
+    model = names.get("name", "") if operation.of_model else ""
+    if model:
+        check(identity, permission, model, names.get("version", ""))
+    elif permission in (Permission.CONTROL, Permission.ADMIN):
+        check(identity, permission)
+
+
+def _names(asked: Any) -> dict[str, str]:
+    """The model and version that a message names."""
+    fields = asked.DESCRIPTOR.fields_by_name
+    found = {"name": asked.model_name if "model_name" in fields else getattr(asked, "name", "")}
+    if "version" in fields:
+        found["version"] = asked.version
+    return found
 
 
 # --- health and documents
 
 
-def _server_ready(engine: Engine, parts: Parts, body: Document) -> Document:
+def _server_ready(engine: Engine, parts: Parts, body: Document, identity: Identity) -> Document:
     reason = engine.readiness.reason
+    if reason and not identity.sees_all:
+        reason = "not all models are ready"  # whose names the client may not know
     return {"ready": False, "reason": reason} if reason else {"ready": True}
 
 
@@ -107,15 +151,23 @@ async def _model_config_json(engine: Engine, parts: Parts, body: Document) -> Me
 
 
 async def _statistics(
-    engine: Engine, asked: pb.ModelStatisticsRequest
+    engine: Engine, asked: pb.ModelStatisticsRequest, identity: Identity
 ) -> pb.ModelStatisticsResponse:
-    versions = engine.counted(asked.name, asked.version)
+    versions = _seen(engine.counted(asked.name, asked.version), identity)
     found = await engine.pieces.each(versions, documents.statistics)
     return pb.ModelStatisticsResponse(model_stats=found)
 
 
-async def _statistics_json(engine: Engine, parts: Parts, body: Document) -> Document:
-    versions = engine.counted(parts.get("name", ""), parts.get("version", ""))
+def _seen(versions: Sequence[ModelVersion], identity: Identity) -> list[ModelVersion]:
+    """The versions of models whose statistics a client may see."""
+    may = identity.may
+    return [v for v in versions if may(Permission.OBSERVE, v.model, v.name)]
+
+
+async def _statistics_json(
+    engine: Engine, parts: Parts, body: Document, identity: Identity
+) -> Document:
+    versions = _seen(engine.counted(parts.get("name", ""), parts.get("version", "")), identity)
     return {"model_stats": await engine.pieces.each(versions, _counters)}
 
 
@@ -127,17 +179,23 @@ def _counters(version: ModelVersion) -> orjson.Fragment:
 # --- model repository
 
 
-async def _index(engine: Engine, asked: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+async def _index(
+    engine: Engine, asked: pb.RepositoryIndexRequest, identity: Identity
+) -> pb.RepositoryIndexResponse:
     _refuse_repository(asked.repository_name)
-    return pb.RepositoryIndexResponse(models=await engine.control.index(asked.ready))
+    models = await engine.control.index(asked.ready)
+    return pb.RepositoryIndexResponse(models=filter(lambda m: identity.sees(m.name), models))
 
 
-async def _index_json(engine: Engine, parts: Parts, body: Document) -> list[Document]:
+async def _index_json(
+    engine: Engine, parts: Parts, body: Document, identity: Identity
+) -> list[Document]:
     """List the models; a repository in the path is ignored."""
     ready = body.get("ready", False)
     if type(ready) is not bool:
         raise InvalidRequest("Invalid value for 'ready': expected a boolean")
-    return await engine.pieces.each(await engine.control.index(ready), _entry)
+    models = [m for m in await engine.control.index(ready) if identity.sees(m.name)]
+    return await engine.pieces.each(models, _entry)
 
 
 def _entry(model: Message) -> Document:
@@ -286,6 +344,10 @@ def _trace_setting_json(engine: Engine, parts: Parts, body: Document) -> Documen
     }
 
 
+def _has_settings(asked: Any) -> bool:
+    return bool(asked.settings)
+
+
 def _log_settings(engine: Engine, asked: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
     changes: Document = {}
     for name, given in asked.settings.items():
@@ -347,7 +409,11 @@ def _version_and_reason(parts: Parts, body: Document) -> traffic_pb2.ModelVersio
 
 HANDLERS: Mapping[str, Handler] = {
     "ServerLive": Handler(lambda engine, _: pb.ServerLiveResponse(live=True)),
-    "ServerReady": Handler(lambda e, _: pb.ServerReadyResponse(ready=e.ready), _server_ready),
+    "ServerReady": Handler(
+        lambda e, asked, identity: pb.ServerReadyResponse(ready=e.ready),
+        _server_ready,
+        listing=True,
+    ),
     "ModelReady": Handler(
         lambda e, asked: pb.ModelReadyResponse(ready=e.model_ready(asked.name, asked.version)),
         _model_ready,
@@ -355,8 +421,8 @@ HANDLERS: Mapping[str, Handler] = {
     "ServerMetadata": Handler(lambda engine, _: engine.server_metadata(), _server_metadata),
     "ModelMetadata": Handler(_model_metadata),
     "ModelConfig": Handler(_model_config, _model_config_json),
-    "ModelStatistics": Handler(_statistics, _statistics_json),
-    "RepositoryIndex": Handler(_index, _index_json),
+    "ModelStatistics": Handler(_statistics, _statistics_json, listing=True),
+    "RepositoryIndex": Handler(_index, _index_json, listing=True),
     "RepositoryModelLoad": Handler(_load, _load_json, _check_control, _read_load, _allow_control),
     "RepositoryModelUnload": Handler(_unload, _unload_json, _check_control, allow=_allow_control),
     "SystemSharedMemoryStatus": _status(lambda e, name: e.regions.system_status(name)),
@@ -365,8 +431,8 @@ HANDLERS: Mapping[str, Handler] = {
     "CudaSharedMemoryStatus": _status(lambda e, name: e.regions.cuda_status(name)),
     "CudaSharedMemoryRegister": Handler(_register_cuda, _register_cuda_json),
     "CudaSharedMemoryUnregister": _unregister(pb.CudaSharedMemoryUnregisterResponse, True),
-    "TraceSetting": Handler(_trace_setting, _trace_setting_json),
-    "LogSettings": Handler(_log_settings, _log_settings_json),
+    "TraceSetting": Handler(_trace_setting, _trace_setting_json, changes=_has_settings),
+    "LogSettings": Handler(_log_settings, _log_settings_json, changes=_has_settings),
     "ModelTraffic": Handler(lambda engine, asked: engine.traffic.document(asked.name)),
     "SetModelTraffic": Handler(
         lambda engine, asked: _set_traffic(engine, asked.name, to_json(asked.rules)),
@@ -394,14 +460,16 @@ def unary_handlers(
     """The procedures answered by the engine, by full path: from message bytes to message bytes."""
 
     def unary(operation: Operation, handler: Handler) -> Unary:
-        async def handle(data: Buffer, call: object) -> bytes:
+        async def handle(data: Buffer, call: AskingCall) -> bytes:
+            identity = call.identity
             handler.allow(engine)
             if len(data) <= _LONG:
                 asked = read_message(operation, data, max_request_bytes)
             else:
                 asked = await _read_long(engine, operation, data, max_request_bytes)
             del data
-            found = handler.answer(engine, asked)
+            check_model(identity, operation, handler.changes(asked), _names(asked))
+            found = handler.answer(engine, asked, *((identity,) if handler.listing else ()))
             del asked
             message: Message = await found if isawaitable(found) else found
             return message.SerializeToString()
@@ -425,17 +493,23 @@ async def _read_long(
 
 
 async def answer_json(
-    engine: Engine, operation: Operation, handler: Handler, parts: Parts, body: Any
+    engine: Engine,
+    operation: Operation,
+    handler: Handler,
+    parts: Parts,
+    body: Any,
+    identity: Identity,
 ) -> Any:
     """The JSON document of an answer, None if it has no body; raises `ServerError`."""
+    told = (identity,) if handler.listing else ()
     if handler.json is not None:
-        found = handler.json(engine, parts, body)
+        found = handler.json(engine, parts, body, *told)
     else:
         try:
             asked = ParseDict({**body, **parts}, request_class(operation)())
         except ParseError as error:
             raise InvalidRequest(str(error)) from None
-        found = handler.answer(engine, asked)
+        found = handler.answer(engine, asked, *told)
     if isawaitable(found):
         found = await found
     if isinstance(found, Message):

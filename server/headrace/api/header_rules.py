@@ -12,7 +12,7 @@ browsers send none.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
 from ipaddress import ip_address
@@ -216,35 +216,6 @@ class HeaderRules:
         _add_keys(keys, self.restricted_at_both, _NAME_FOR_BOTH)
         _add_keys(keys, self.restricted, _HEADER_NAME, self.prefix)
         return keys
-
-
-class DoorRules:
-    """The rules in effect at one door, which `change` replaces while it is open.
-
-    Doors read `pattern`, `origins` and `keys` for each request; whoever keeps something that
-    follows from them, such as the heads of earlier requests, watches for changes. Owned by the
-    event loop; requests that were accepted before a change are finished.
-    """
-
-    def __init__(self, rules: HeaderRules | None = None) -> None:
-        """Without `rules`, nothing is restricted or forwarded. Raises `ValueError`."""
-        self._watchers: list[Callable[[], object]] = []
-        self.change(rules or HeaderRules())
-
-    def change(self, rules: HeaderRules) -> None:
-        """Replace the rules; raises `ValueError` and leaves them as they were."""
-        found = rules.pattern(), rules.allowed_origins(), rules.keys()
-        self.pattern, self.origins, self.keys = found
-        for changed in self._watchers:
-            changed()
-
-    def watch(self, changed: Callable[[], object]) -> None:
-        """Call `changed` after every change."""
-        self._watchers.append(changed)
-
-    def key(self, category: Category | None) -> Key | None:
-        """The header that a category requires, None for none."""
-        return None if category is None else self.keys.get(category)
 
 
 def _add_keys(

@@ -14,6 +14,8 @@ from functools import cache
 from typing import Any
 from urllib.parse import quote
 
+from headrace.core.identity import Permission
+
 Document = dict[str, Any]  # the JSON of a request or an answer
 
 INFERENCE = "inference.GRPCInferenceService"
@@ -92,9 +94,11 @@ class Route:
 class Operation:
     """An operation, named like its procedure, or by a name of its own if it is HTTP only.
 
-    `request` and `response` are message names without the package; by default those of the
-    procedure. `service` is "" for HTTP-only operations. `in_door` marks operations answered by the
-    door itself: inference and streams. `counted` is the label of its requests in the metrics.
+    `permission` is what a role must permit; for a request that changes something, `changing` if the
+    operation also reads. `request` and `response` are message names without the package; by default
+    those of the procedure. `service` is "" for HTTP-only operations. `in_door` marks operations
+    answered by the door itself: inference and streams. `counted` is the label of its requests in
+    the metrics.
 
     Messages and bodies of more than `max_bytes` are refused before they are received, 0: as of
     infer requests (`--max-request-bytes`); those of more than `max_elements` before they are
@@ -103,6 +107,7 @@ class Operation:
 
     name: str
     category: Category | None  # None: unrestricted, describes the protocol and no models
+    permission: Permission
     routes: Sequence[Route] = ()
     service: str = INFERENCE
     request: str = ""
@@ -111,6 +116,7 @@ class Operation:
     counted: str = ""
     max_bytes: int = 64 << 10
     max_elements: int = 1_000
+    changing: Permission | None = None
     procedure: str = field(init=False)  # the full path, "" for none
 
     def __post_init__(self) -> None:
@@ -122,6 +128,15 @@ class Operation:
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def of_model(self) -> bool:
+        """True if a request may be about one model, which it names."""
+        return any("{name" in route.path for route in self.routes)
+
+    def needs(self, changes: bool) -> Permission:
+        """The permission for a request that changes something, or does not."""
+        return (changes and self.changing) or self.permission
 
     @property
     def package(self) -> str:
@@ -157,7 +172,7 @@ def _pattern(path: str) -> re.Pattern[str]:
     )
 
 
-_C = Category
+_C, _P = Category, Permission
 _MODEL = "/v2/models/{name}[/versions/{version}]"
 _TRACE = "/v2[/models/{name}]/trace/setting"
 _RULES = "/v2/models/{name}/traffic"
@@ -174,93 +189,96 @@ def _control(action: str, summary: str, *errors: int) -> Route:
 
 
 OPERATIONS: tuple[Operation, ...] = (
-    Operation("ModelInfer", _C.INFERENCE,
+    Operation("ModelInfer", _C.INFERENCE, _P.INFER,
               [Route("POST", _MODEL + "/infer", "Run the model", media=[_BINARY, ARROW_STREAM])],
               in_door=True, counted="infer", max_bytes=0),
-    Operation("ModelStreamInfer", _C.INFERENCE,
+    Operation("ModelStreamInfer", _C.INFERENCE, _P.INFER,
               request="ModelInferRequest", in_door=True, counted="stream_infer", max_bytes=0),
-    Operation("Generate", _C.INFERENCE,
+    Operation("Generate", _C.INFERENCE, _P.INFER,
               [Route("POST", _MODEL + "/generate",
                      "Run the model, with inputs and outputs as flat JSON")],
               service="", in_door=True, counted="generate", max_bytes=0),
-    Operation("GenerateStream", _C.INFERENCE,
+    Operation("GenerateStream", _C.INFERENCE, _P.INFER,
               [Route("POST", _MODEL + "/generate_stream",
                      "Run the model, and get each response as it comes")],
               service="", in_door=True, counted="generate_stream", max_bytes=0),
-    Operation("ServerLive", _C.HEALTH,
+    Operation("ServerLive", _C.HEALTH, _P.OPEN,
               [Route("GET", "/v2/health/live", "Server liveness")]),
-    Operation("ServerReady", _C.HEALTH,
+    Operation("ServerReady", _C.HEALTH, _P.OPEN,
               [Route("GET", "/v2/health/ready", "Server readiness", unready=True)]),
-    Operation("ModelReady", _C.HEALTH,
+    Operation("ModelReady", _C.HEALTH, _P.READ,
               [Route("GET", _MODEL + "/ready", "Model readiness", [400], unready=True)]),
-    Operation("ServerMetadata", _C.METADATA,
+    Operation("ServerMetadata", _C.METADATA, _P.READ,
               [Route("GET", "/v2", "Server metadata", also=["/v2/"])]),
     # Before the routes with a model's name: a model cannot be called "stats".
-    Operation("ModelStatistics", _C.STATISTICS,
+    Operation("ModelStatistics", _C.STATISTICS, _P.OBSERVE,
               [Route("GET", "/v2/models[/{name}[/versions/{version}]]/stats",
                      "Statistics of all models", [400])]),
-    Operation("ModelMetadata", _C.METADATA,
+    Operation("ModelMetadata", _C.METADATA, _P.READ,
               [Route("GET", _MODEL, "Model metadata", [400, 404, 503])]),
-    Operation("ModelConfig", _C.MODEL_CONFIG,
+    Operation("ModelConfig", _C.MODEL_CONFIG, _P.READ,
               [Route("GET", _MODEL + "/config", "Model configuration", [400, 404, 503])]),
-    Operation("RepositoryIndex", _C.MODEL_REPOSITORY,
+    Operation("RepositoryIndex", _C.MODEL_REPOSITORY, _P.READ,
               [Route("POST", "/v2/repository/index", "All models and their states", [400, 413],
                      body=True, reads=True, also=["/v2/repository/{repository}/index"])]),
-    Operation("RepositoryModelLoad", _C.MODEL_REPOSITORY,
+    Operation("RepositoryModelLoad", _C.MODEL_REPOSITORY, _P.CONTROL,
               [_control("load", "Load a model", 400, 403, 404, 413, 503)],
               max_bytes=0, max_elements=5_000),  # 1000 files of four fields
-    Operation("RepositoryModelUnload", _C.MODEL_REPOSITORY,
+    Operation("RepositoryModelUnload", _C.MODEL_REPOSITORY, _P.CONTROL,
               [_control("unload", "Unload a model", 400, 403, 413, 503)]),
-    Operation("SystemSharedMemoryStatus", _C.SHARED_MEMORY,
+    Operation("SystemSharedMemoryStatus", _C.SHARED_MEMORY, _P.OBSERVE,
               [Route("GET", _SYSTEM + "[/region/{region}]/status",
                      "All regions of system shared memory", [404])]),
-    Operation("SystemSharedMemoryRegister", _C.SHARED_MEMORY,
+    Operation("SystemSharedMemoryRegister", _C.SHARED_MEMORY, _P.CONTROL,
               [Route("POST", _SYSTEM + "/region/{region}/register",
                      "Register system shared memory", [400, 413, 500, 501], body=True)]),
-    Operation("SystemSharedMemoryUnregister", _C.SHARED_MEMORY,
+    Operation("SystemSharedMemoryUnregister", _C.SHARED_MEMORY, _P.CONTROL,
               [Route("POST", _SYSTEM + "[/region/{region}]/unregister",
                      "Unregister all system shared memory", [501])]),
-    Operation("CudaSharedMemoryStatus", _C.SHARED_MEMORY,
+    Operation("CudaSharedMemoryStatus", _C.SHARED_MEMORY, _P.OBSERVE,
               [Route("GET", _CUDA + "[/region/{region}]/status",
                      "All regions of CUDA shared memory", [404])]),
-    Operation("CudaSharedMemoryRegister", _C.SHARED_MEMORY,
+    Operation("CudaSharedMemoryRegister", _C.SHARED_MEMORY, _P.CONTROL,
               [Route("POST", _CUDA + "/region/{region}/register",
                      "Register CUDA shared memory", [400, 413, 501], body=True)]),
-    Operation("CudaSharedMemoryUnregister", _C.SHARED_MEMORY,
+    Operation("CudaSharedMemoryUnregister", _C.SHARED_MEMORY, _P.CONTROL,
               [Route("POST", _CUDA + "[/region/{region}]/unregister",
                      "Unregister all CUDA shared memory", [501])]),
-    Operation("TraceSetting", _C.TRACE,
+    Operation("TraceSetting", _C.TRACE, _P.OBSERVE,
               [Route("GET", _TRACE, "Trace settings", [400]),
-               Route("POST", _TRACE, "Change trace settings", [400, 413, 501], body=True)]),
-    Operation("LogSettings", _C.LOGGING,
+               Route("POST", _TRACE, "Change trace settings", [400, 413, 501], body=True)],
+              changing=_P.ADMIN),
+    Operation("LogSettings", _C.LOGGING, _P.OBSERVE,
               [Route("GET", "/v2/logging", "Settings of the log"),
                Route("POST", "/v2/logging", "Change settings of the log", [400, 413, 501, 503],
-                     body=True)]),
-    Operation("ModelTraffic", _C.MODEL_REPOSITORY,
+                     body=True)],
+              changing=_P.ADMIN),
+    Operation("ModelTraffic", _C.MODEL_REPOSITORY, _P.OBSERVE,
               [Route("GET", _RULES, "Rules that divide requests between versions", [404])],
               service=TRAFFIC),
-    Operation("SetModelTraffic", _C.MODEL_REPOSITORY,
+    Operation("SetModelTraffic", _C.MODEL_REPOSITORY, _P.CONTROL,
               [Route("POST", _RULES, "Replace the rules of traffic", _CHANGED, body=True)],
               service=TRAFFIC, response="ModelTrafficResponse"),
-    Operation("ResetModelTraffic", _C.MODEL_REPOSITORY,
+    Operation("ResetModelTraffic", _C.MODEL_REPOSITORY, _P.CONTROL,
               [Route("DELETE", _RULES, "Restore the traffic rules of the configuration",
                      [400, 404, 503])],
               service=TRAFFIC, request="ModelTrafficRequest", response="ModelTrafficResponse"),
-    Operation("PromoteModelVersion", _C.MODEL_REPOSITORY,
+    Operation("PromoteModelVersion", _C.MODEL_REPOSITORY, _P.CONTROL,
               [Route("POST", _RULES + "/promote", "Give a version all requests", _CHANGED,
                      body=True)],
               service=TRAFFIC, request="ModelVersionRequest", response="ModelTrafficResponse"),
-    Operation("RollBackModelVersion", _C.MODEL_REPOSITORY,
+    Operation("RollBackModelVersion", _C.MODEL_REPOSITORY, _P.CONTROL,
               [Route("POST", _RULES + "/rollback", "Roll back to the baseline", _CHANGED,
                      body=True)],
               service=TRAFFIC, request="ModelVersionRequest", response="ModelTrafficResponse"),
-    Operation("Check", _C.HEALTH,
+    Operation("Check", _C.HEALTH, _P.OPEN,
               service=HEALTH, request="HealthCheckRequest", response="HealthCheckResponse",
               in_door=True),
-    Operation("Watch", _C.HEALTH, service=HEALTH, request="HealthCheckRequest",
+    Operation("Watch", _C.HEALTH, _P.OPEN, service=HEALTH, request="HealthCheckRequest",
               response="HealthCheckResponse", in_door=True),
-    *(Operation("ServerReflectionInfo", None, service=service, request="ServerReflectionRequest",
-                response="ServerReflectionResponse", in_door=True)
+    *(Operation("ServerReflectionInfo", None, _P.OPEN, service=service,
+                request="ServerReflectionRequest", response="ServerReflectionResponse",
+                in_door=True)
       for service in REFLECTION),
 )  # fmt: skip
 

@@ -88,8 +88,18 @@ class CallContext(NamedTuple):
     trace: str = ""
     identity: Identity = ANYONE
 
+    @property
+    def told(self) -> bool:
+        """True if a backend has to know anything of it."""
+        return bool(self.trace or self.deadline or self.forwarded)
+
 
 NO_CONTEXT = CallContext()  # of nearly all calls
+
+
+def context_of(identity: Identity) -> CallContext:
+    """The context of calls of which no more is known than who asks."""
+    return NO_CONTEXT if identity is ANYONE else CallContext(identity=identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +263,8 @@ class Call:
         self.outputs = asked.outputs
         self.parameters = asked.parameters
         self.options = asked.options
-        self.context = asked.context
+        if asked.context is not NO_CONTEXT:
+            self.context = asked.context
 
     def bound_wait(self, timeout: int) -> None:
         """Bound the wait in the queue by a further timeout in microseconds; 0 means none."""

@@ -132,7 +132,9 @@ class Restricted(ServerError):
 
 
 class Unauthenticated(ServerError):
-    """The client has not proved who it is."""
+    """The client has not proved who it is; `challenge` says how, as in `WWW-Authenticate`."""
+
+    challenge = ""
 
 
 class Forbidden(ServerError):

@@ -87,10 +87,17 @@ class Identity:
         self.roles = tuple(roles)
         self.expires = expires
 
-    def may(self, permission: Permission, model: str = "", version: str = "") -> bool:
-        """True if a role permits this for a version of a model, or for some model without one."""
+    def may_some(self, permission: Permission) -> bool:
+        """True if a role permits this for some model."""
         return permission is Permission.OPEN or any(
-            permission in role.permissions and (not model or role.covers(model, version))
+            permission in role.permissions for role in self.roles
+        )
+
+    def may(self, permission: Permission, model: str = "", version: str = "") -> bool:
+        """True if a role permits this for a version of a model, or without one for all models."""
+        return permission is Permission.OPEN or any(
+            permission in role.permissions
+            and (role.covers(model, version) if model else role.everywhere)
             for role in self.roles
         )
 
@@ -104,6 +111,9 @@ class Identity:
         return any(role.everywhere for role in self.roles)
 
 
+NO_PEER = PeerFacts()
+# Of a client without proof, for what is open to everyone.
+NOBODY = Identity("", "anonymous", [])
 ANYONE = Identity("anonymous", "anonymous", [Role("anyone", EVERYTHING)])
 
 
@@ -125,3 +135,8 @@ class Access(Protocol):
 
     async def close(self) -> None:
         """Stop following its sources."""
+
+
+def identify(access: Access | None, authorization: Sequence[bytes], peer: PeerFacts) -> Identity:
+    """The client of a request, `ANYONE` without access control; raises `Unauthenticated`."""
+    return ANYONE if access is None else access.identify(authorization, peer)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp
 
-from headrace.api.header_rules import DoorRules, HeaderRules
+from headrace.api.gate import Gate
+from headrace.api.header_rules import HeaderRules
+from headrace.core.identity import Access
 from headrace.core.plugins import OptionalPart
 from headrace.doors.grpc.call import BindingServer, GrpcServer, Handlers
 from headrace.doors.grpc.native.server import NativeServer
@@ -57,20 +59,23 @@ class DoorsConfig:
     grpc_rules: HeaderRules
     max_request_bytes: int
     access_log: bool
+    access_file: str = ""  # identities and roles; "" for none
 
 
 # By handlers, the account, the largest request, whether requests are logged, options, and whether
 # other processes listen on the same port.
 MakeBindingServer = Callable[[Handlers, Admission, int, bool, GrpcOptions, bool], BindingServer]
+# By the path of a file with identities and roles; raises `OSError`.
+ACCESS: OptionalPart[Callable[[str], Access]] = OptionalPart("access")
 GRPCIO: OptionalPart[Callable[[], MakeBindingServer]] = OptionalPart("grpcio")
 
 
 class ClientDoors:
-    """The open doors, which share one `admission`, and the header rules of each."""
+    """The open doors, which share one `admission`, and the gate of each."""
 
     def __init__(self, admission: Admission, config: DoorsConfig) -> None:
-        self.http_rules = DoorRules(config.http_rules)
-        self.grpc_rules = DoorRules(config.grpc_rules)
+        self.http_gate = Gate(config.http_rules)
+        self.grpc_gate = Gate(config.grpc_rules, noun="protocol")
         self._admission = admission
         self._limit = config.max_request_bytes
         self._access_log = config.access_log
@@ -85,17 +90,17 @@ class ClientDoors:
 
         `app` serves all but plain infer requests.
         """
-        rules, access_log = self.http_rules, self._access_log
+        gate, access_log = self.http_gate, self._access_log
         fast = None
         if config.fast_path:
-            fast = FastPath(Heads(entrance, rules), self._limit, access_log)
+            fast = FastPath(Heads(entrance, gate), self._limit, access_log)
         self._http = HttpServer(
             CountedApp(app, self._admission.answers, access_log),
             listeners,
             config.keep_alive_secs,
             config.body_timeout_secs,
             fast,
-            rules=rules,
+            gate=gate,
             max_age_secs=config.max_age_secs,
             admission=self._admission,
             read_secs=config.read_secs,
@@ -126,6 +131,11 @@ class ClientDoors:
         await server.start()
         return port
 
+    def follow(self, access: Access) -> None:
+        """Let `access` identify clients at both doors."""
+        self.http_gate.follow(access)
+        self.grpc_gate.follow(access)
+
     def renew_tls(self) -> None:
         """Read certificate and key again, for new connections; raises `OSError`."""
         for door in self._grpc:
@@ -134,8 +144,8 @@ class ClientDoors:
 
     def change_rules(self, http: HeaderRules, grpc: HeaderRules) -> None:
         """Apply header rules to all further requests, also of open connections."""
-        self.http_rules.change(http)
-        self.grpc_rules.change(grpc)
+        self.http_gate.change(http)
+        self.grpc_gate.change(grpc)
 
     def end_unfinished(self) -> None:
         """Abandon incomplete requests."""

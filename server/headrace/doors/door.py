@@ -8,8 +8,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from headrace.core.call import Call, InferResponse
+from headrace.api.gate import check
+from headrace.core.call import Call, InferResponse, context_of
 from headrace.core.errors import ServerError
+from headrace.core.identity import ANYONE, NOBODY, Identity, Permission
 from headrace.core.plugins import PluginGroup
 from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
@@ -50,9 +52,14 @@ class DoorCall(Call):
     Subclasses have the door's name in capitals as `door`, and write responses and errors.
     """
 
-    def __init__(self, account: Account, answers: list[int]) -> None:
-        """`answers` counts by HTTP status: `engine.admission.answers.of(door, operation)`."""
+    def __init__(self, account: Account, answers: list[int], identity: Identity = NOBODY) -> None:
+        """`answers` counts by HTTP status: `engine.admission.answers.of(door, operation)`.
+
+        `identity` is the client, mostly by `Gate.enter` with the engine's `access`. Without one, it
+        may do nothing if access is controlled.
+        """
         self.begin()
+        self.identity = identity
         self.account = account
         self.answers = answers
         self.nbytes = 0
@@ -73,8 +80,11 @@ class DoorCall(Call):
     ) -> None:  # fmt: skip
         """Charge a request of `nbytes` to a model, decode it for its target, and submit it."""
         try:
+            identity = ANYONE if engine.access is None else self.identity
+            check(identity, Permission.INFER, name, version)
             self.account.enter(nbytes)
             self.nbytes, self._entered = nbytes, True
+            self.context = context_of(identity)
             target = engine.find(name, version)
             self.take(decode(target))
             target.submit(self)

@@ -14,6 +14,8 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from headrace.core.identity import PeerFacts
+
 if TYPE_CHECKING:
     from asyncio import BaseTransport  # late, since commands read settings without it
 
@@ -129,6 +131,18 @@ def user_of(sock: socket.socket) -> str:
     """The client of a Unix socket in place of an address, `unix:` and its user's number."""
     given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return f"unix:{_CREDENTIALS.unpack(given)[1]}"
+
+
+def peer_of(transport: "BaseTransport") -> PeerFacts:
+    """The facts about the other end of a connection."""
+    client = client_of(transport)
+    address = client[0] if client else ""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family == socket.AF_UNIX:
+        given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return PeerFacts(address, None, *_CREDENTIALS.unpack(given))
+    tls = transport.get_extra_info("ssl_object")
+    return PeerFacts(address, (tls.getpeercert() or None) if tls is not None else None)
 
 
 def client_of(transport: "BaseTransport") -> tuple[str, int] | None:

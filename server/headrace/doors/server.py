@@ -16,7 +16,7 @@ from headrace.api.operations import NAMED
 from headrace.build import scraper
 from headrace.core.limits import Shares
 from headrace.core.plugins import OptionalPart
-from headrace.doors.clients import ClientDoors, DoorsConfig, GrpcConfig, HttpConfig
+from headrace.doors.clients import ACCESS, ClientDoors, DoorsConfig, GrpcConfig, HttpConfig
 from headrace.doors.door import DOORS, Door
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.generate import inference_routes
@@ -86,6 +86,9 @@ class ServerDoors:
         Raises `OSError`, and `LoadFailed` for a part that the server is without.
         """
         settings = self._settings
+        if settings.access:
+            self._engine.access = access = ACCESS.load()(settings.access)
+            self._clients.follow(access)
         http = grpc = 0
         front_ends = ""
         if count := settings.frontend_count(core_limit()):
@@ -173,6 +176,8 @@ class ServerDoors:
         for memory in self._memory:
             memory.close()
         await self._tell_others(lambda door: door.close(grace), grace)
+        if self._engine.access is not None:
+            await self._engine.access.close()
         await self._clients.close(grace, *(() if self._metrics is None else (self._metrics,)))
 
     # --- of other packages
@@ -215,15 +220,15 @@ class ServerDoors:
 
     def _open_http(self, config: HttpConfig) -> int:
         engine = self._engine
-        limit, rules = self._settings.max_request_bytes, self._clients.http_rules
-        app = late_app(engine, limit, rules, inference_routes(engine, limit, rules))
+        limit, gate = self._settings.max_request_bytes, self._clients.http_gate
+        app = late_app(engine, limit, gate, inference_routes(engine, limit, gate))
         return self._clients.open_http(config, self._listeners("HTTP", config.address), app, engine)
 
     async def _open_grpc(self, config: GrpcConfig) -> int:
         settings, engine, limit = self._settings, self._engine, self._config.max_request_bytes
-        rules = self._clients.grpc_rules
+        gate = self._clients.grpc_gate
         unary = unary_handlers(engine, limit)
-        handlers = all_handlers(engine, engine, unary, engine.readiness, limit, rules)
+        handlers = all_handlers(engine, engine, unary, engine.readiness, limit, gate)
         listeners = self._listeners("gRPC", config.address)
         if config.transport != "native" and config.address != CLOSED:
             listeners.pop().close()  # grpcio alone cannot explain why a port is refused
@@ -239,7 +244,7 @@ class ServerDoors:
             from headrace.engine.metrics import CONTENT_TYPE
 
             scrape = scraper(settings, engine, self._metrics_of_others)
-            return create_metrics_app(scrape, CONTENT_TYPE)
+            return create_metrics_app(scrape, CONTENT_TYPE, self._clients.http_gate)
 
         self._metrics = server = HttpServer(
             LateApp([], build), [self._listen("metrics")], settings.http_keep_alive_secs,
@@ -301,7 +306,7 @@ class ServerDoors:
         if grpc is not None:
             port, inherited = self._keep("gRPC", grpc.address)
             grpc = replace(grpc, port=port, inherited=inherited)
-        forwarded = late_app(engine, config.max_request_bytes, self._clients.http_rules)
+        forwarded = late_app(engine, config.max_request_bytes, self._clients.http_gate)
         app = CountedApp(forwarded, engine.admission.answers, False)
         self._front_ends = make(engine, app, count, replace(config, http=http, grpc=grpc))
         await self._front_ends.start()
@@ -332,7 +337,7 @@ def _config(settings: Settings) -> DoorsConfig:
     )  # fmt: skip
     return DoorsConfig(
         http, grpc, settings.http_rules, settings.grpc_rules, settings.max_request_bytes,
-        settings.access_log,
+        settings.access_log, settings.access,
     )  # fmt: skip
 
 

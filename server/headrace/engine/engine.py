@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
+from headrace.core.identity import Access
 from headrace.core.limits import ABANDONED_SECS
 from headrace.engine import documents
 from headrace.engine.admission import Admission
@@ -197,6 +198,7 @@ class Engine:
         self.instance_id = secrets.token_hex(16)  # unique to this process
         self.metrics_at: tuple[str, int] | None = None  # address and port of the metrics, once open
         self.admission = admission
+        self.access: Access | None = None  # who identifies clients; None: nobody
         self.logs = logs or LogControl(LogSettings())
         self.tracing = tracing or Tracing(TraceConfig())
         self.tracing.known = self._is_known

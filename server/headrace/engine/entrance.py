@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from headrace.core.call import Call, Done, InferResponse, Raw, Stage, Submit
 from headrace.core.errors import InvalidRequest, Overloaded, ServerError
+from headrace.core.identity import Access
 from headrace.core.limits import PRESSED_SECS, Charge, Patience, uncharged
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission, ConnectionAccount
@@ -147,6 +148,10 @@ class Entrance(Protocol):
     @property
     def admission(self) -> Admission:
         """The account of this process."""
+
+    @property
+    def access(self) -> Access | None:
+        """The access control, for doors that have a gate of their own; None without it."""
 
     @property
     def exiting(self) -> bool:

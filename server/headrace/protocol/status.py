@@ -108,6 +108,16 @@ def retry_after(error: ServerError) -> int:
     return error.retry_after or STATUS[type(error)].retry_after
 
 
+def error_fields(error: ServerError) -> list[tuple[str, str]]:
+    """The response headers, or trailing metadata, that an error has whatever was requested."""
+    found = []
+    if seconds := retry_after(error):
+        found.append(("retry-after", str(seconds)))
+    if isinstance(error, Unauthenticated) and error.challenge:
+        found.append(("www-authenticate", error.challenge))
+    return found
+
+
 def begun_field(call: Call, error: ServerError) -> str:
     """The value of `BEGUN` for the error that ends a call; "" if its status is conclusive."""
     if STATUS[type(error)].grpc not in _INCONCLUSIVE:

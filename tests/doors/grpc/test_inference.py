@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
+from headrace.core.identity import ANYONE, NO_PEER, Identity
 from headrace.doors.grpc.call import Message, StreamSession
 from headrace.doors.grpc.inference import stream_opener
 from headrace.engine.admission import Account
@@ -44,6 +45,11 @@ class FakePeer:
         raise AssertionError(name)
 
     noted: tuple[str, str, str] | None = None
+    identity = ANYONE
+    peer_facts = NO_PEER
+
+    def identify(self) -> Identity:
+        return self.identity
 
     def send(self, message: Message) -> None:
         assert not self.finished

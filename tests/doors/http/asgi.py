@@ -4,7 +4,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from headrace.api.header_rules import DoorRules, HeaderRules
+from headrace.api.gate import Gate
+from headrace.api.header_rules import HeaderRules
 from headrace.doors.http.app import create_app
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
@@ -13,7 +14,7 @@ from tests.engine.worlds import LOAD_OPTIONS
 
 def application(*origins: str) -> FastAPI:
     engine = Engine("server", "0", {}, LOAD_OPTIONS, Admission(0, 0))
-    return create_app(engine, 1 << 20, DoorRules(HeaderRules(origins=origins)))
+    return create_app(engine, 1 << 20, Gate(HeaderRules(origins=origins)))
 
 
 async def ask(app: FastAPI, method: str, path: str, *headers: tuple[bytes, bytes]) -> int:

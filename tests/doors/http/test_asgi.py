@@ -15,7 +15,8 @@ import h11
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.api.header_rules import DoorRules, HeaderRules
+from headrace.api.gate import Gate
+from headrace.api.header_rules import HeaderRules
 from headrace.doors.http.asgi import NAMES, AsgiApplication
 from headrace.doors.http.connection import Connection
 from tests.doors.fakes import until
@@ -134,7 +135,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 # --- scopes
 
 
-async def scope_of(asked: bytes, rules: DoorRules | None = None) -> dict[str, Any]:
+async def scope_of(asked: bytes, rules: Gate | None = None) -> dict[str, Any]:
     found: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -178,7 +179,7 @@ async def test_scope_of_other_targets(line: str, expected: dict[str, Any]) -> No
 
 
 async def test_headers_for_models_keep_their_case() -> None:
-    rules = DoorRules(HeaderRules(forward="X-.*"))
+    rules = Gate(HeaderRules(forward="X-.*"))
     scope = await scope_of(request("GET / HTTP/1.1", "X-Some: Thing"), rules)
     assert scope[NAMES] == [(b"host", b"h"), (b"X-Some", b"Thing")]
     assert scope["headers"] == [(b"host", b"h"), (b"x-some", b"Thing")]

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from headrace.api.header_rules import DoorRules
+from headrace.api.gate import Gate
 from headrace.core.call import Timing
 from headrace.doors.http.connection import PLAIN_ANSWER, PLAIN_REST, Connection, FastPath
 from headrace.doors.http.head import Heads
@@ -265,7 +265,7 @@ def started(engine: FakeEngine) -> HttpServer:
     """A server of the fast path on a free port."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
-    fast = FastPath(Heads(engine, DoorRules()), 1 << 20, access_log=False)
+    fast = FastPath(Heads(engine, Gate()), 1 << 20, access_log=False)
     server = HttpServer(Starlette(), [listener], 5, 60, fast, admission=engine.admission)
     server.start()
     return server

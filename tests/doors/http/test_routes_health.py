@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from headrace.api.header_rules import DoorRules, HeaderRules
+from headrace.api.gate import Gate
+from headrace.api.header_rules import HeaderRules
 from headrace.doors.http.app import create_app
 from headrace.doors.http.routes import HealthRoute
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from tests.engine.worlds import LOAD_OPTIONS
 
-RULES = DoorRules(HeaderRules(restricted=["health:x-key=right"]))
+RULES = Gate(HeaderRules(restricted=["health:x-key=right"]))
 KEY = (b"x-key", b"right")
 
 
@@ -52,7 +53,7 @@ def plain(sent: list[Any]) -> list[Any]:
     ("/v2/models/nope/versions/99999999999999999999/ready", 400),
 ])  # fmt: skip
 def test_the_same_answer_as_the_framework(path: str, status: int) -> None:
-    for rules in (DoorRules(), RULES):
+    for rules in (Gate(), RULES):
         served = engine()
         route = HealthRoute(served, rules)
         app = create_app(served, 1 << 20, rules)
@@ -71,4 +72,4 @@ def test_the_same_answer_as_the_framework(path: str, status: int) -> None:
     ("GET", "/v2/models/a/infer"),
 ])  # fmt: skip
 def test_the_rest_is_the_frameworks(method: str, path: str) -> None:
-    assert not HealthRoute(engine(), DoorRules()).claims(method, path)
+    assert not HealthRoute(engine(), Gate()).claims(method, path)

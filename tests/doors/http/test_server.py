@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from headrace.api.header_rules import DoorRules
+from headrace.api.gate import Gate
 from headrace.doors.http.generate import inference_routes
 from headrace.doors.http.routes import late_app
 from headrace.doors.http.server import HttpServer
@@ -138,7 +138,7 @@ async def test_clients(client: Callable[[str, bytes], list[bytes]], body: bytes)
 
 async def test_another_server_serves_the_application() -> None:
     engine = Engine("server", "0", {}, LOAD_OPTIONS, Admission(0, 0))
-    rules = DoorRules()
+    rules = Gate()
     app = late_app(engine, 1 << 20, rules, inference_routes(engine, 1 << 20, rules))
     listener = listening()
     server = uvicorn.Server(uvicorn.Config(app, log_config=None))

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
-from headrace.api.header_rules import DoorRules, Key
-from headrace.api.operations import OPERATIONS, Category, Operation, by_procedure
-from headrace.core.errors import Restricted, ServerError
+from headrace.api.gate import Gate, Values
+from headrace.api.operations import OPERATIONS, Operation, by_procedure
+from headrace.core.errors import ServerError
+from headrace.core.identity import ANYONE, Identity, PeerFacts
 from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
 from headrace.doors.grpc.options import TlsFiles
@@ -39,6 +40,17 @@ class RpcContext(Protocol):
     @property
     def account(self) -> Account:
         """The account of the client's connection."""
+
+    @property
+    def identity(self) -> Identity:
+        """The client, as of the call's begin."""
+
+    @property
+    def peer_facts(self) -> PeerFacts:
+        """The facts about the other end of the connection."""
+
+    def identify(self) -> Identity:
+        """The client now, if it would still pass the gate; raises as `Gate.enter`."""
 
     def remaining(self) -> float:
         """Seconds until the client's deadline; 0 if it has none."""
@@ -126,24 +138,29 @@ class Handlers:
 
     `direct` ones are unary, but called synchronously; the call itself is answered, without a task
     or future. `sessions` exchange any number of messages. A handler raises `ServerError`; the
-    transport maps it to a status by `headrace.protocol.status`. `categories` are those of
-    the procedures, which `rules` may restrict, `limits` the bytes of the largest message of each.
+    transport maps it to a status by `headrace.protocol.status`. `operations` are what the
+    procedures are at the gate, `limits` the bytes of the largest message of each.
     """
 
     direct: Mapping[str, Direct]
     unary: Mapping[str, Unary]
     sessions: Mapping[str, Open]
-    categories: Mapping[str, Category] = field(default_factory=dict)
-    rules: DoorRules = field(default_factory=DoorRules)
+    operations: Mapping[str, Operation] = field(default_factory=dict)
+    gate: Gate | None = None  # without one, everyone may call everything
     limits: Mapping[str, int] = field(default_factory=dict)
 
     def paths(self) -> list[str]:
         """The paths of all procedures."""
         return [*self.direct, *self.unary, *self.sessions]
 
-    def key(self, path: str) -> Key | None:
-        """The metadata that a procedure requires, None for none."""
-        return self.rules.key(self.categories.get(path))
+    def enter(self, path: str, metadata: Mapping[str, str], peer: PeerFacts) -> Identity:
+        """The client of a call, once it has passed the gate; raises as `Gate.enter`.
+
+        Raises `LookupError` for a procedure without an operation, so that none can be forgotten.
+        """
+        if self.gate is None:
+            return ANYONE
+        return self.gate.enter(self.operations[path], values_of(metadata), peer)
 
 
 access = logging.getLogger("headrace.access")
@@ -162,12 +179,14 @@ def operation_of(path: str) -> str:
     return _COUNTED.get(path, OTHER)
 
 
-def without_key(key: Key, metadata: Mapping[str, str]) -> Restricted | None:
-    """The error of a call without the required metadata; None if it is present."""
-    given = metadata.get(key.header)
-    if given is not None and key.opens([given.encode("latin-1", "replace")]):
-        return None
-    return Restricted(f"This protocol is restricted, expecting header '{key.header}'")
+def values_of(metadata: Mapping[str, str]) -> Values:
+    """The values of metadata by name; several of one name are joined, and so one that is wrong."""
+
+    def values(name: str) -> list[bytes]:
+        given = metadata.get(name)
+        return [] if given is None else [given.encode("latin-1", "replace")]
+
+    return values
 
 
 def error_text(error: ServerError) -> str:

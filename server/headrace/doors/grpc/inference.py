@@ -15,8 +15,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from headrace.api.header_rules import DoorRules, HeaderPattern
-from headrace.core.call import Call, InferResponse
+from headrace.api.gate import Gate, check
+from headrace.core.call import Call, InferResponse, context_of
 from headrace.core.errors import (
     ExecutionFailed,
     InvalidRequest,
@@ -24,6 +24,7 @@ from headrace.core.errors import (
     ServerExiting,
     Unsupported,
 )
+from headrace.core.identity import Identity, Permission
 from headrace.core.limits import Payer
 from headrace.core.tensors import Buffer
 from headrace.core.turns import SMALL
@@ -124,6 +125,10 @@ class InferCall(MessageCall):
 
     # --- for the transport
 
+    @property
+    def identity(self) -> Identity:
+        raise NotImplementedError
+
     def metadata(self) -> Mapping[str, str]:
         raise NotImplementedError
 
@@ -183,14 +188,12 @@ class InferCall(MessageCall):
 class InferenceService:
     """ModelInfer; the streaming form is in `headrace.doors.grpc.inference`."""
 
-    def __init__(
-        self, engine: Entrance, max_request_bytes: int, rules: DoorRules | None = None
-    ) -> None:
-        """`rules` select metadata that is forwarded to models."""
+    def __init__(self, engine: Entrance, max_request_bytes: int, gate: Gate | None = None) -> None:
+        """The `gate` selects metadata that is forwarded to models."""
         self.writer = InferWriter()
         self.reader = InferReader()
         self.engine = engine
-        self.rules = rules or DoorRules()
+        self.gate = gate or Gate()
         self._limit = max_request_bytes
 
     def memory(self, length: int, first: memoryview) -> memoryview | None:
@@ -208,12 +211,14 @@ class InferenceService:
         call.account.enter(nbytes)
         call.entered, call.nbytes, call.service = True, nbytes, self
         asked = self.reader.read(data)
+        check(call.identity, Permission.INFER, asked.model_name, asked.model_version)
+        call.context = context_of(call.identity)
         found = self.engine.find(asked.model_name, asked.model_version)
         if found.decoupled:
             raise Unsupported(GRPC_NOT_DECOUPLED)
         call.noted = found.model, found.name, asked.id
         told: Mapping[str, str] = {}
-        if (pattern := self.rules.pattern) is not None:
+        if (pattern := self.gate.pattern) is not None:
             told = pattern.parameters(call.metadata().items())
         # In a front end, or with traffic rules, the answer names the version.
         call.named = bool(found.name)
@@ -352,11 +357,14 @@ class StreamInfer:
         writer: InferWriter,
         peer: Peer,
         give_up_bytes: int,
-        pattern: HeaderPattern | None,
+        gate: Gate,
     ) -> None:
+        self._gate = gate
+        self._changes = gate.changes  # when the client was identified
+        self._identity = peer.identity
         self._told: Mapping[str, str] = {}  # parameters for models, from metadata
         self._fault = ""  # reason for refusing every request
-        if pattern is not None:
+        if (pattern := gate.pattern) is not None:
             try:
                 self._told = pattern.parameters(peer.metadata().items())
             except InvalidRequest as error:
@@ -646,7 +654,12 @@ class StreamInfer:
             slot.id = message.id
             if self._fault:
                 raise InvalidRequest(self._fault)
-            slot.found = found = self._engine.find(message.model_name, message.model_version)
+            if self._changes != self._gate.changes:
+                self._identity, self._changes = self._peer.identify(), self._gate.changes
+            names = message.model_name, message.model_version
+            check(self._identity, Permission.INFER, *names)
+            slot.context = context_of(self._identity)
+            slot.found = found = self._engine.find(*names)
             if found.decoupled:
                 self._ordered.remove(slot)
                 self._leave_order(slot)
@@ -670,17 +683,16 @@ def stream_opener(
     engine: Entrance,
     max_request_bytes: int,
     give_up_bytes: int = GIVE_UP_BYTES,
-    rules: DoorRules | None = None,
+    gate: Gate | None = None,
 ) -> Open:
     """Create a factory of ModelStreamInfer sessions.
 
-    A held request is ended once more than `give_up_bytes` are queued in its stream. `rules`
-    select metadata that is forwarded to models.
+    A held request is ended once more than `give_up_bytes` are queued in its stream. The
+    `gate` selects metadata that is forwarded to models.
     """
-    reader, writer = InferReader(), InferWriter()
+    reader, writer, passed = InferReader(), InferWriter(), gate or Gate()
 
     def open_stream(peer: Peer) -> StreamSession:
-        pattern = None if rules is None else rules.pattern
-        return StreamInfer(engine, max_request_bytes, reader, writer, peer, give_up_bytes, pattern)
+        return StreamInfer(engine, max_request_bytes, reader, writer, peer, give_up_bytes, passed)
 
     return open_stream

@@ -10,7 +10,7 @@ from functools import partial
 
 from google.protobuf.descriptor import FileDescriptor
 
-from headrace.api.header_rules import DoorRules
+from headrace.api.gate import Gate
 from headrace.api.messages import limits, read_message
 from headrace.api.operations import (
     HEALTH,
@@ -19,7 +19,6 @@ from headrace.api.operations import (
     OPERATIONS,
     REFLECTION,
     TRAFFIC,
-    Category,
     Operation,
     by_procedure,
 )
@@ -47,17 +46,17 @@ def all_handlers(
     unary: Mapping[str, Unary],
     readiness: Readiness,
     max_request_bytes: int,
-    rules: DoorRules,
+    gate: Gate,
 ) -> Handlers:
-    """The handlers of all services, with the rules on their metadata.
+    """The handlers of all services, behind the door's gate.
 
     `streams` leads to the engine for requests in streams, `entrance` for all others.
     """
     admission = entrance.admission
     check, watch = health_handlers(readiness, admission)
-    direct: dict[str, Direct] = {_INFER: InferenceService(entrance, max_request_bytes, rules)}
+    direct: dict[str, Direct] = {_INFER: InferenceService(entrance, max_request_bytes, gate)}
     sessions: dict[str, Open] = {
-        _STREAM: stream_opener(streams, max_request_bytes, rules=rules),
+        _STREAM: stream_opener(streams, max_request_bytes, gate=gate),
         f"/{HEALTH}/Watch": watch,
     }
     for service in REFLECTION:
@@ -69,24 +68,21 @@ def all_handlers(
     )
     largest = limits(max_request_bytes)
     limited = replace(handlers, limits={path: largest[path] for path in handlers.paths()})
-    return restricted(limited, rules)
+    return restricted(limited, gate)
 
 
 def restricted(
-    handlers: Handlers, rules: DoorRules, operations: Sequence[Operation] = OPERATIONS
+    handlers: Handlers, gate: Gate, operations: Sequence[Operation] = OPERATIONS
 ) -> Handlers:
-    """Put handlers under the rules for their categories.
+    """Put handlers behind a gate, as what the table of operations says that they are.
 
     Raises `LookupError` for a procedure missing in the table, so that none can be forgotten.
     """
     table = by_procedure(operations)
-    categories: dict[str, Category] = {}
-    for path in handlers.paths():
-        if path not in table:
-            raise LookupError(f"{path} is not in the table of operations. This is a bug.")
-        if (category := table[path].category) is not None:
-            categories[path] = category
-    return replace(handlers, categories=categories, rules=rules)
+    if missing := [path for path in handlers.paths() if path not in table]:
+        raise LookupError(f"{missing[0]} is not in the table of operations. This is a bug.")
+    found = {path: table[path] for path in handlers.paths()}
+    return replace(handlers, operations=found, gate=gate)
 
 
 # --- grpc.health.v1.Health: the server's readiness for any service name, as in Triton

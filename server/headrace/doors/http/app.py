@@ -1,7 +1,7 @@
 """The HTTP routes of the table of operations, except inference: a FastAPI application.
 
-Two checks need only a request's head: the header required by the operation's category, and, for a
-route that changes models or settings, the origin of a browser's request. A client that disconnects
+Two checks need only a request's head: the gate, and, for a route that changes models or settings,
+the origin of a browser's request. A client that disconnects
 before its request is complete is no error.
 """
 
@@ -23,20 +23,21 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from headrace import __version__
-from headrace.api.handlers import HANDLERS, Handler, answer_json
-from headrace.api.header_rules import DoorRules
+from headrace.api.gate import Gate
+from headrace.api.handlers import HANDLERS, Handler, answer_json, check_model
 from headrace.api.operations import OPERATIONS, Category, Operation, Route
 from headrace.core.errors import PayloadTooLarge, ServerError
+from headrace.core.identity import NO_PEER, Identity
 from headrace.core.plugins import PluginGroup
-from headrace.doors.http.asgi import ACCOUNT, OPERATION
-from headrace.doors.http.head import check_key
+from headrace.doors.http.asgi import ACCOUNT, IDENTITY, OPERATION, PEER
+from headrace.doors.http.head import values_in
 from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
 from headrace.protocol.compression import too_large
-from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
+from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS, error_fields
 from headrace.protocol.v2_json import error_body
 
-AddPages = Callable[[FastAPI, Engine, DoorRules, Sequence[Operation]], None]
+AddPages = Callable[[FastAPI, Engine, Gate, Sequence[Operation]], None]
 PAGES: PluginGroup[AddPages] = PluginGroup("headrace.pages")
 
 log = logging.getLogger(__name__)
@@ -51,17 +52,17 @@ _LONG = 64 << 10  # bytes of a body from which on it is parsed on a thread
 def create_app(
     engine: Engine,
     max_request_bytes: int,
-    rules: DoorRules | None = None,
+    gate: Gate | None = None,
     operations: Sequence[Operation] = OPERATIONS,
     handlers: Mapping[str, Handler] = HANDLERS,
 ) -> FastAPI:
-    """The application for `engine`, with these header rules; see `LateApp`."""
+    """The application for `engine`, with these header gate; see `LateApp`."""
     app = FastAPI(
         title="headrace", version=__version__, redirect_slashes=False, docs_url=None,
         redoc_url=None, openapi_url=None,
     )  # fmt: skip
-    rules = rules or DoorRules()
-    served = _Operations(engine, max_request_bytes, rules)
+    gate = gate or Gate()
+    served = _Operations(engine, max_request_bytes, gate)
     for operation in operations:
         if operation.in_door:
             continue
@@ -70,15 +71,17 @@ def create_app(
             for path in (*route.forms, *route.also):
                 # Some load balancers probe with HEAD.
                 for method in ("GET", "HEAD") if _is_probe(operation, route) else (route.method,):
-                    app.routes.append(_OperationRoute(path, answer, method, operation, rules))
+                    app.routes.append(
+                        _OperationRoute(path, answer, method, operation, gate, route.changes)
+                    )
     _add_errors(app)
     for add in PAGES.load(lambda add: add).values():
-        add(app, engine, rules, operations)
+        add(app, engine, gate, operations)
     return app
 
 
 class _OperationRoute(APIRoute):
-    """A route of an operation, which checks the required header before the method."""
+    """A route of an operation, which passes the gate before its method is compared."""
 
     def __init__(
         self,
@@ -86,19 +89,21 @@ class _OperationRoute(APIRoute):
         answer: Callable[[Request], Awaitable[Response]],
         method: str,
         operation: Operation,
-        rules: DoorRules,
+        gate: Gate,
+        changes: bool,
     ) -> None:
         super().__init__(
             path, answer, methods=[method], response_class=Response, include_in_schema=False
         )
-        self._counted = operation.counted
-        self._category = operation.category
-        self._rules = rules
+        self._operation = operation
+        self._changes = changes
+        self._gate = gate
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request (Starlette's interface); raises `Restricted`."""
-        scope[OPERATION] = self._counted
-        check_key(self._rules.key(self._category), scope["headers"])
+        """Handle a request (Starlette's interface); raises as `Gate.enter`."""
+        scope[OPERATION] = self._operation.counted
+        values, peer = values_in(scope["headers"]), scope.get(PEER, NO_PEER)
+        scope[IDENTITY] = self._gate.enter(self._operation, values, peer, self._changes)
         try:
             await super().handle(scope, receive, send)
         except ClientDisconnect:  # without an answer, which would be counted
@@ -112,10 +117,10 @@ def _is_probe(operation: Operation, route: Route) -> bool:
 class _Operations:
     """Endpoints for the routes of operations."""
 
-    def __init__(self, engine: Engine, max_request_bytes: int, rules: DoorRules) -> None:
+    def __init__(self, engine: Engine, max_request_bytes: int, gate: Gate) -> None:
         self._engine = engine
         self._limit = max_request_bytes
-        self._rules = rules
+        self._gate = gate
         # Long bodies are parsed one at a time: each holds the interpreter for milliseconds, and the
         # event loop would wait for all that are.
         self._reading = asyncio.Lock()
@@ -128,14 +133,16 @@ class _Operations:
         async def answer(request: Request) -> Response:
             scope, parts = request.scope, request.path_params
             if route.changes:
-                self._rules.origins.check(scope["headers"], scope["server"])
+                self._gate.origins.check(scope["headers"], scope["server"])
             if not re.fullmatch("[0-9]*", parts.get("version", "")):  # as in Triton
                 return Response(error_body(_NO_ROUTE), 404, media_type=_JSON)
+            identity: Identity = scope[IDENTITY]
+            check_model(identity, operation, route.changes, parts)
             handler.allow(self._engine)
             if handler.check is not None:
                 handler.check(self._engine, parts)
             body = await self._body(request, operation, handler) if route.body else {}
-            found = await answer_json(self._engine, operation, handler, parts, body)
+            found = await answer_json(self._engine, operation, handler, parts, body, identity)
             if found is None:
                 return Response(media_type=_JSON)
             return Response(orjson.dumps(found), route.status(found), media_type=_JSON)
@@ -199,9 +206,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ServerError)
     async def server_error(_: Request, error: ServerError) -> Response:
         status = STATUS[type(error)]
-        seconds = retry_after(error)
-        retry = {"retry-after": str(seconds)} if seconds else None
-        return Response(error_body(str(error)), status.http, retry, _JSON)
+        return Response(error_body(str(error)), status.http, dict(error_fields(error)), _JSON)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

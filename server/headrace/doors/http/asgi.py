@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import httptools
 from starlette.types import ASGIApp, Message
 
-from headrace.api.header_rules import DoorRules
+from headrace.api.gate import Gate
 from headrace.core.tensors import Buffer
 from headrace.doors.http.head import MOST_HEADERS, URL_LIMIT, unquoted, without_upgrade
 from headrace.doors.http.outgoing import Outgoing
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 access = logging.getLogger("headrace.access")
 
 ACCOUNT = "headrace.account"  # in a scope: the connection's account
+PEER = "headrace.peer"  # in a scope: the `PeerFacts` of the connection
+IDENTITY = "headrace.identity"  # in a scope: the client, once it has passed the gate
 OPERATION = "headrace.operation"  # in a scope: the request's metrics label
 NAMES = "headrace.headers"  # in a scope: headers with names in original case, if needed
 GONE = 499  # in place of a status: the client disconnected before its answer
@@ -60,18 +62,18 @@ class Refusal(Exception):
 class AsgiApplication:
     """An ASGI application, and its calls that have not returned.
 
-    If `rules` forward headers, the scopes also have them in original case (`NAMES`).
+    If `gate` forward headers, the scopes also have them in original case (`NAMES`).
     """
 
-    def __init__(self, app: ASGIApp, rules: DoorRules | None = None) -> None:
+    def __init__(self, app: ASGIApp, gate: Gate | None = None) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
         self._app = app
-        self._rules = rules
+        self._gate = gate
 
     @property
     def wants_names(self) -> bool:
         """True if scopes need headers in original case."""
-        return self._rules is not None and self._rules.pattern is not None
+        return self._gate is not None and self._gate.pattern is not None
 
     def start(self, cycle: "Cycle") -> None:
         """Call the application for a request."""

@@ -23,8 +23,9 @@ from time import perf_counter
 from typing import cast
 
 from headrace.core.blocks import BLOCKS
-from headrace.core.call import NO_CONTEXT, NO_OPTIONS, NOBODY, Computed, Timing
+from headrace.core.call import NO_OPTIONS, NOBODY, Computed, Timing
 from headrace.core.errors import ServerError, ServerExiting
+from headrace.core.identity import NO_PEER
 from headrace.core.limits import SLOWEST, Patience
 from headrace.core.tensors import Buffer
 from headrace.core.turns import LONG_READ
@@ -32,6 +33,7 @@ from headrace.doors.http.asgi import (
     ACCOUNT,
     GONE,
     HEAD_LIMIT,
+    PEER,
     STATUS_LINES,
     AsgiApplication,
     Refusal,
@@ -41,7 +43,7 @@ from headrace.doors.http.asgi import (
 from headrace.doors.http.exchange import CLOSE, JSON, Answer, Exchange, plain_lines
 from headrace.doors.http.head import END, Heads, InferHead
 from headrace.doors.http.outgoing import Outgoing
-from headrace.doors.listeners import client_of
+from headrace.doors.listeners import client_of, peer_of
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.entrance import Progress, memory_for
 from headrace.engine.workbench import Deferred
@@ -152,7 +154,7 @@ class HttpCall(Exchange):
         self.id = self._backend = ""
         self.nbytes = self.filled = self._answering = 0
         self._held = self.entered = self._consumed = self._again = self._timed = False
-        self.context = NO_CONTEXT
+        self.context = head.context
         self.owner = NOBODY
         self.stages = self.held = None
         self.started = self.ended = False
@@ -203,9 +205,9 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_admission", "_answers", "_asgi", "_begun", "_consuming", "_deferring", "_gathering",
-        "_heads", "_held", "_held_at", "_limit", "_out", "_paused", "_progress", "_requests",
-        "_retire_at", "_retired", "_sending", "_skip", "_state", "_touched", "access_log",
-        "account", "client", "loop", "transport",
+        "_heads", "_held", "_held_at", "_limit", "_out", "_paused", "_peer", "_progress",
+        "_requests", "_retire_at", "_retired", "_sending", "_skip", "_state", "_touched",
+        "access_log", "account", "client", "loop", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -217,6 +219,7 @@ class Connection(asyncio.Protocol):
         fast, admission = state.fast, state.admission
         self.loop = asyncio.get_running_loop()
         self.client: tuple[str, int] | None = None
+        self._peer = NO_PEER
         self._state = state
         self._admission = admission
         self._sending = Patience(state.patience_secs)  # for the client's requests
@@ -246,6 +249,9 @@ class Connection(asyncio.Protocol):
         self.transport = stream = cast(asyncio.Transport, transport)
         self._state.connections.add(self)
         self.client = client_of(transport)
+        self._peer = peer_of(transport)
+        if self._heads is not None:
+            self._heads = self._heads.of(self._peer)
         account = self._admission.connect("http", self.client[0] if self.client else "")
         self.account = account or ConnectionAccount(self._admission, "")
         self._progress = Progress(self.account, self._state.read_secs)
@@ -259,6 +265,8 @@ class Connection(asyncio.Protocol):
         self._state.connections.discard(self)
         self._out.lose()
         self._forget()
+        if self._heads is not None:
+            self._heads.close()
         if self._asgi is not None:
             self._asgi.close()
             self._asgi = None
@@ -554,6 +562,7 @@ class Connection(asyncio.Protocol):
             "client": self.client,
             "scheme": "http" if info("sslcontext") is None else "https",
             ACCOUNT: self.account,
+            PEER: self._peer,
         }
         asgi = Requests(
             self._state.application, base, self._out,

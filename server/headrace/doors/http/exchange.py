@@ -41,7 +41,7 @@ from headrace.protocol.status import (
     INTERNAL_TEXT,
     STATUS,
     begun_field,
-    retry_after,
+    error_fields,
 )
 from headrace.protocol.v2_json import (
     ResponseForm,
@@ -84,6 +84,12 @@ class Answer:
         return sum(map(len, self.buffers))
 
 
+def error_lines(error: ServerError) -> bytes:
+    """The header lines of an error that are the same for every operation."""
+    fields = error_fields(error)
+    return b"".join(b"%b: %b\r\n" % (name.encode(), text.encode()) for name, text in fields)
+
+
 class Exchange(Call):
     """An infer request in flight. After `open`, `close` must be called exactly once."""
 
@@ -116,6 +122,7 @@ class Exchange(Call):
     def open(self) -> None:
         """Find the model and charge a request whose body is yet to arrive; raises `ServerError`."""
         self.begin()
+        self.context = self.head.context
         self._find()
         declared = self.head.length or 0
         self._check_size(declared)
@@ -128,6 +135,7 @@ class Exchange(Call):
         Raises `ServerError`.
         """
         self.begin()
+        self.context = self.head.context
         self._find()
         if nbytes > self._limit:
             self._check_size(nbytes)
@@ -270,8 +278,7 @@ class Exchange(Call):
             lines = JSON + _TIMING % server_timing(time_of(ServerError()))
             return Answer(INTERNAL.http, lines, [error_body(INTERNAL_TEXT)])
         lines = JSON + _TIMING % server_timing(time_of(error))
-        if seconds := retry_after(error):
-            lines += b"retry-after: %d\r\n" % seconds
+        lines += error_lines(error)
         if isinstance(error, UnsupportedEncoding):
             lines += b"accept-encoding: gzip, deflate\r\n"
         if begun := begun_field(self, error):

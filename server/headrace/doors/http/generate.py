@@ -13,7 +13,7 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from headrace.api.header_rules import DoorRules
+from headrace.api.gate import Gate
 from headrace.api.operations import NAMED
 from headrace.core.call import Call, InferResponse, Raw, Timing
 from headrace.core.errors import InvalidRequest, ServerError
@@ -375,9 +375,9 @@ async def _watched(
 def inference_routes(
     engine: Entrance,
     max_request_bytes: int,
-    rules: DoorRules,
+    gate: Gate,
     generate: Entrance | None = None,
 ) -> list[BareRoute]:
     """The routes of inference; `generate` is the entrance for generate requests."""
-    given = max_request_bytes, rules
+    given = max_request_bytes, gate
     return [InferRoute(engine, *given), GenerateRoute(generate or engine, *given)]

@@ -8,9 +8,12 @@ from urllib.parse import unquote
 
 import httptools
 
-from headrace.api.header_rules import DoorRules, HeaderPattern, Key
-from headrace.api.operations import ARROW_STREAM, NAMED, Category
-from headrace.core.errors import InvalidRequest, Restricted
+from headrace.api.gate import Gate, Values, check
+from headrace.api.header_rules import HeaderPattern
+from headrace.api.operations import ARROW_STREAM, NAMED, Operation
+from headrace.core.call import NO_CONTEXT, CallContext, context_of
+from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.identity import NO_PEER, PeerFacts
 from headrace.core.turns import PACKED, TEXT_BITS
 from headrace.engine.entrance import Entrance
 from headrace.protocol.parameters import timeout_of
@@ -32,7 +35,8 @@ class InferHead:
     `arrow` is true for an Arrow stream as the body, `arrow_back` for one as the answer.
     `entrance` is the request's entrance to the engine, `headers` are all headers. `timeout` is as
     in `Call`: microseconds, 0 for none. `told` are parameters for models, made from headers, unless
-    a `fault` is set, for which the request is refused.
+    a `fault` is set, for which the request is refused. `context` has the client, who may run the
+    model.
     """
 
     entrance: Entrance
@@ -49,6 +53,7 @@ class InferHead:
     fault: str = ""
     arrow: bool = False
     arrow_back: bool = False
+    context: CallContext = NO_CONTEXT
 
     key: tuple[str, str] = field(init=False)  # model and version
     is_plain: bool = field(init=False)  # nothing but the length of a JSON body
@@ -78,16 +83,14 @@ def told(
         return {}, str(error)
 
 
-def opens(key: Key, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """True if a request with these headers, with lower-case names, is permitted."""
-    name = key.header.encode()
-    return key.opens([value for given, value in headers if given == name])
+def values_in(headers: Sequence[tuple[bytes, bytes]]) -> Values:
+    """The values of headers, which have lower-case names, by name."""
 
+    def values(name: str) -> list[bytes]:
+        wanted = name.encode()
+        return [value for given, value in headers if given == wanted]
 
-def check_key(key: Key | None, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raise `Restricted` unless the headers have the required one, if any."""
-    if key is not None and not opens(key, headers):
-        raise Restricted(f"This API is restricted, expecting header '{key.header}'")
+    return values
 
 
 def head_of(
@@ -125,6 +128,27 @@ def head_of(
     )
 
 
+def passed(
+    gate: Gate,
+    operation: Operation,
+    entrance: Entrance,
+    path: str,
+    parts: Mapping[str, str],
+    headers: Sequence[tuple[bytes, bytes]],
+    names: Sequence[tuple[bytes, bytes]],
+    peer: PeerFacts,
+) -> InferHead:
+    """The head of a request that passes the gate; `names` are the headers in original case.
+
+    Raises `ServerError`.
+    """
+    identity = gate.enter(operation, values_in(headers), peer)
+    check(identity, operation.permission, parts["name"], parts.get("version", ""))
+    head = head_of(entrance, path, parts, headers, told(gate.pattern, names))
+    head.context = context_of(identity)
+    return head
+
+
 def _text(value: bytes) -> str:
     """A header's value, decoded as UTF-8 if possible."""
     try:
@@ -150,18 +174,35 @@ def unquoted(raw_path: bytes) -> str:
 _INFER = NAMED["ModelInfer"].routes[0]
 _START = b"POST /v2/models/"
 _KNOWN_HEADS = 1024
+_OWN_HEADS = 32  # ... of one connection
 _KNOWN_HEAD_SIZE = 4096
 
 
 class Heads:
     """Heads by their bytes; None for those that the fast path does not handle."""
 
-    def __init__(self, engine: Entrance, rules: DoorRules) -> None:
-        """Heads without the header that `rules` require go to the plain route."""
+    def __init__(self, engine: Entrance, gate: Gate, peer: PeerFacts = NO_PEER) -> None:
+        """Heads of requests that do not pass the `gate` go to the plain route, which says why.
+
+        Without a `peer`, they are of all connections whose clients are told apart by heads alone.
+        """
         self.known: dict[bytes, InferHead | None] = {}  # the cache of `read`
+        self.gate = gate
         self._engine = engine
-        self._rules = rules
-        rules.watch(self.known.clear)
+        self._peer = peer
+        self._most = _KNOWN_HEADS if peer is NO_PEER else _OWN_HEADS
+        gate.watch(self.known.clear)
+
+    def of(self, peer: PeerFacts) -> "Heads":
+        """The heads of a connection, whose other end may prove who the client is; see `close`."""
+        if self.gate.access is None or (peer.certificate is None and peer.uid < 0):
+            return self
+        return Heads(self._engine, self.gate, peer)
+
+    def close(self) -> None:
+        """Stop following the gate, if the heads are those of one connection."""
+        if self._peer is not NO_PEER:
+            self.gate.unwatch(self.known.clear)
 
     def read(self, raw: bytes) -> InferHead | None:
         """The head whose bytes, including the empty line, are `raw`."""
@@ -172,7 +213,7 @@ class Heads:
         except KeyError:
             head = self._parse(raw)
         if len(raw) <= _KNOWN_HEAD_SIZE:
-            if len(self.known) >= _KNOWN_HEADS:
+            if len(self.known) >= self._most:
                 self.known.clear()
             self.known[raw] = head
         return head
@@ -193,15 +234,14 @@ class Heads:
         headers = [(name.lower(), value) for name, value in reader.headers]
         if not _is_plain(reader, parser, [name for name, _ in headers]):
             return None
-        key = self._rules.key(Category.INFERENCE)
-        if key is not None and not opens(key, headers):
-            return None
         try:
             if (parts := _INFER.match(path)) is None:
                 return None
-            models = told(self._rules.pattern, reader.headers)
-            return head_of(self._engine, path, parts, headers, models)
-        except InvalidRequest:  # reported by the plain route
+            return passed(
+                self.gate, NAMED["ModelInfer"], self._engine, path, parts, headers, reader.headers,
+                self._peer,
+            )  # fmt: skip
+        except ServerError:  # reported by the plain route
             return None
 
 

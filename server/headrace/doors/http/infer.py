@@ -12,17 +12,19 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.api.header_rules import DoorRules
-from headrace.api.operations import NAMED, Category
-from headrace.core.errors import InvalidRequest, Restricted, ServerExiting
-from headrace.doors.http.asgi import ACCOUNT, GONE, NAMES, OPERATION, log_access
+from headrace.api.gate import Gate
+from headrace.api.operations import NAMED, Operation
+from headrace.core.errors import InvalidRequest, ServerError, ServerExiting
+from headrace.core.identity import NO_PEER
+from headrace.doors.http.asgi import ACCOUNT, GONE, NAMES, OPERATION, PEER, log_access
 from headrace.doors.http.exchange import (
     CLOSE,
     JSON,
     Answer,
     Exchange,
+    error_lines,
 )
-from headrace.doors.http.head import InferHead, check_key, head_of, told
+from headrace.doors.http.head import InferHead, passed, values_in
 from headrace.engine.admission import Account
 from headrace.engine.entrance import Entrance
 from headrace.observability.statistics import OTHER, Answers
@@ -66,11 +68,9 @@ class PostRoute:
 
     operations: Sequence[str]  # their names
 
-    def __init__(
-        self, engine: Entrance, max_request_bytes: int, rules: DoorRules | None = None
-    ) -> None:
+    def __init__(self, engine: Entrance, max_request_bytes: int, gate: Gate | None = None) -> None:
         self._engine = engine
-        self._rules = rules or DoorRules()
+        self._gate = gate or Gate()
         self._limit = max_request_bytes
 
     def claims(self, method: str, path: str) -> bool:
@@ -81,18 +81,23 @@ class PostRoute:
         """Implements `BareRoute.handle`."""
         found = self._found(scope["path"])
         assert found is not None, "a route that does not claim the path. This is a bug."
-        parts, scope[OPERATION] = found
+        parts, operation = found
+        scope[OPERATION] = operation.counted
         headers = scope["headers"]
         try:
-            check_key(self._rules.key(Category.INFERENCE), headers)
+            peer = scope.get(PEER, NO_PEER)
             if scope["method"] != "POST":
+                self._gate.enter(operation, values_in(headers), peer)
                 text = "Method Not Allowed: this path takes POST"
                 await send_answer(send, Answer(405, JSON, [error_body(text)]))
                 return
-            models = told(self._rules.pattern, scope.get(NAMES) or headers)
-            head = head_of(self._engine, scope["path"], parts, headers, models)
-        except (Restricted, InvalidRequest) as error:
-            lines = JSON + (CLOSE if isinstance(error, InvalidRequest) else b"")
+            names = scope.get(NAMES) or headers
+            head = passed(
+                self._gate, operation, self._engine, scope["path"], parts, headers, names, peer
+            )
+        except ServerError as error:
+            lines = JSON + error_lines(error)
+            lines += CLOSE if isinstance(error, InvalidRequest) else b""
             await send_answer(
                 send, Answer(STATUS[type(error)].http, lines, [error_body(str(error))])
             )
@@ -108,12 +113,12 @@ class PostRoute:
         """Answer one request. Never raises."""
         raise NotImplementedError
 
-    def _found(self, path: str) -> tuple[Mapping[str, str], str] | None:
-        """The parameters in a path, and the request's label; None if no route matches."""
+    def _found(self, path: str) -> tuple[Mapping[str, str], Operation] | None:
+        """The parameters in a path, and its operation; None if no route matches."""
         for operation in map(NAMED.__getitem__, self.operations):
             for route in operation.routes:
                 if (parts := route.match(path)) is not None:
-                    return parts, operation.counted
+                    return parts, operation
         return None
 
 

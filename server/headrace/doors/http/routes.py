@@ -9,18 +9,20 @@ ones wait for the same build.
 import asyncio
 import gc
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.api.handlers import HANDLERS, Handler, answer_json
-from headrace.api.header_rules import DoorRules
+from headrace.api.gate import Gate
+from headrace.api.handlers import HANDLERS, Handler, answer_json, check_model
 from headrace.api.operations import OPERATIONS, Category, Operation
 from headrace.core.errors import ServerError
-from headrace.doors.http.asgi import OPERATION
-from headrace.doors.http.exchange import JSON, Answer
-from headrace.doors.http.head import check_key
+from headrace.core.identity import NO_PEER, Identity, Permission
+from headrace.doors.http.asgi import OPERATION, PEER
+from headrace.doors.http.exchange import JSON, Answer, error_lines
+from headrace.doors.http.head import values_in
 from headrace.doors.http.infer import BareRoute, send_answer
 from headrace.engine.engine import Engine
 from headrace.engine.workbench import Threads
@@ -39,12 +41,12 @@ class HealthRoute:
     def __init__(
         self,
         engine: Engine,
-        rules: DoorRules,
+        gate: Gate,
         operations: Sequence[Operation] = OPERATIONS,
         handlers: Mapping[str, Handler] = HANDLERS,
     ) -> None:
         self._engine = engine
-        self._rules = rules
+        self._gate = gate
         self._probes = [
             (route, operation, handlers[operation.name])
             for operation in operations
@@ -61,20 +63,24 @@ class HealthRoute:
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Implements `BareRoute.handle`."""
         scope[OPERATION] = Category.HEALTH
+        lines = JSON
         try:
-            check_key(self._rules.key(Category.HEALTH), scope["headers"])
-            status, body = await self._answer(scope["path"])
+            status, body = await self._answer(scope)
         except ServerError as error:
             status, body = STATUS[type(error)].http, error_body(str(error))
+            lines += error_lines(error)
         except Exception as error:
             log.error("bug while answering %s", scope["path"], exc_info=error)
             status, body = INTERNAL.http, error_body(INTERNAL_TEXT)
-        await send_answer(send, Answer(status, JSON, [body]))
+        await send_answer(send, Answer(status, lines, [body]))
 
-    async def _answer(self, path: str) -> tuple[int, bytes]:
+    async def _answer(self, scope: Scope) -> tuple[int, bytes]:
+        values, peer = values_in(scope["headers"]), scope.get(PEER, NO_PEER)
         for route, operation, handler in self._probes:
-            if (parts := route.match(path)) is not None:
-                document = await answer_json(self._engine, operation, handler, parts, {})
+            if (parts := route.match(scope["path"])) is not None:
+                identity = self._gate.enter(operation, values, peer)
+                check_model(identity, operation, False, parts)
+                document = await answer_json(self._engine, operation, handler, parts, {}, identity)
                 return route.status(document), orjson.dumps(document)
         raise AssertionError("a route that does not claim the path. This is a bug.")
 
@@ -124,9 +130,9 @@ class LateApp:
 
 
 def late_app(
-    engine: Engine, max_request_bytes: int, rules: DoorRules, inference: Sequence[BareRoute] = ()
+    engine: Engine, max_request_bytes: int, gate: Gate, inference: Sequence[BareRoute] = ()
 ) -> LateApp:
-    """The application for `engine`, with these header rules.
+    """The application for `engine`, with its gate.
 
     `inference` are the routes of inference, unless other processes have them.
     """
@@ -134,9 +140,9 @@ def late_app(
     def build() -> ASGIApp:
         from headrace.doors.http.app import create_app  # imports FastAPI
 
-        return create_app(engine, max_request_bytes, rules)
+        return create_app(engine, max_request_bytes, gate)
 
-    return LateApp([*inference, HealthRoute(engine, rules)], build)
+    return LateApp([*inference, HealthRoute(engine, gate)], build)
 
 
 class _Shared:
@@ -161,8 +167,26 @@ class _Shared:
         return await self._run()
 
 
-def create_metrics_app(scrape: Callable[[], Awaitable[bytes]], content_type: str) -> ASGIApp:
+_OF_MODEL = re.compile(rb'model="((?:[^"\\\\]|\\\\.)*)"')
+
+
+def _visible(metrics: bytes, identity: Identity) -> bytes:
+    """Metrics without the series of models that a client may not observe."""
+
+    def seen(line: bytes) -> bool:
+        if line.startswith(b"#") or (found := _OF_MODEL.search(line)) is None:
+            return True
+        return identity.may(Permission.OBSERVE, found[1].decode())
+
+    return b"".join(line for line in metrics.splitlines(True) if seen(line))
+
+
+def create_metrics_app(
+    scrape: Callable[[], Awaitable[bytes]], content_type: str, gate: Gate
+) -> ASGIApp:
     """The metrics door: answers `GET /metrics` with the output of `scrape`.
+
+    Of the gate, only who asks counts here: header rules are for the other doors.
 
     There is one scrape at a time, and all requests that arrive meanwhile share the next one: with a
     thousand models it takes a second, and some megabytes.
@@ -172,13 +196,23 @@ def create_metrics_app(scrape: Callable[[], Awaitable[bytes]], content_type: str
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        body, status, kind = b"", 200, "text/plain"
+        body, status, kind, more = b"", 200, "text/plain", b""
         if scope["path"].rstrip("/") != "/metrics":
             body, status = b"metrics are at /metrics\n", 404
         elif scope["method"] != "GET":
             body, status = b"only GET is possible here\n", 405
         else:
-            body, kind = await scrapes.next(), content_type
-        await send_answer(send, Answer(status, f"content-type: {kind}\r\n".encode(), [body]))
+            try:
+                values, peer = values_in(scope["headers"]), scope.get(PEER, NO_PEER)
+                identity = gate.require(Permission.OBSERVE, values, peer)
+            except ServerError as error:
+                body, status = f"{error}\n".encode(), STATUS[type(error)].http
+                more = error_lines(error)
+            else:
+                body, kind = await scrapes.next(), content_type
+                if not identity.may(Permission.OBSERVE):
+                    body = await asyncio.to_thread(_visible, body, identity)
+        lines = f"content-type: {kind}\r\n".encode() + more
+        await send_answer(send, Answer(status, lines, [body]))
 
     return app

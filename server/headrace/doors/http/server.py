@@ -6,7 +6,7 @@ from random import uniform
 
 from starlette.types import ASGIApp
 
-from headrace.api.header_rules import DoorRules
+from headrace.api.gate import Gate
 from headrace.doors.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
 from headrace.doors.http.asgi import AsgiApplication
 from headrace.doors.http.connection import Connection, FastPath, ServerState
@@ -28,7 +28,7 @@ class HttpServer:
         keep_alive_secs: int,
         patience_secs: int,
         fast: FastPath | None = None,
-        rules: DoorRules | None = None,
+        gate: Gate | None = None,
         max_age_secs: int = 0,
         admission: Admission | None = None,
         read_secs: int = 60,
@@ -38,12 +38,12 @@ class HttpServer:
         `admission` counts connections and what they hold; None means no limits. A connection is
         closed if its client does not read an answer for `read_secs`.
 
-        With a `fast` path, connections answer infer requests in front of `app`. If `rules` forward
-        headers, their names are provided in original case. A connection is closed after the next
-        answer once it is `max_age_secs` old, give or take a tenth; 0 for never.
+        With a `fast` path, connections answer infer requests in front of `app`. If the `gate`
+        forwards headers, their names are provided in original case. A connection is closed
+        after the next answer once it is `max_age_secs` old, give or take a tenth; 0 for never.
         """
         admission = admission or Admission(0, 0)
-        self._application = AsgiApplication(app, rules)
+        self._application = AsgiApplication(app, gate)
         self._state = ServerState(
             self._application, admission, keep_alive_secs, patience_secs, read_secs, fast
         )

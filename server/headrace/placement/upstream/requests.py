@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from headrace.core.call import NO_CONTEXT, Call, Parameter
+from headrace.core.call import Call, Parameter
 from headrace.core.errors import Cancelled, ExecutionFailed, ServerError
 from headrace.core.signature import reshaped
 from headrace.core.tensors import TensorArray
@@ -52,7 +52,7 @@ class Forwarding:
         if not (
             first.options.timeout
             or self._priority
-            or any(call.parameters or call.context is not NO_CONTEXT for call in calls)
+            or any(call.parameters or call.context.told for call in calls)
         ):
             return RemoteRequest(inputs, names, more, id)
         parameters: dict[str, Parameter] = {**first.parameters}

@@ -132,7 +132,7 @@ class BatchFrames:
                 call.parameters
                 or call.outputs
                 or call.options is not NO_OPTIONS
-                or call.context is not NO_CONTEXT
+                or (call.context is not NO_CONTEXT and call.context.told)
             ) and (special := special_of(call)):
                 extras[index] = special
         names = pack_ids(ids) if ids else b""

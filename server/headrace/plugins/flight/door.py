@@ -6,10 +6,13 @@ pyarrow converts the tables, and none of its servers and threads is involved.
 
 from typing import Any
 
+from headrace.api.gate import Gate, check
+from headrace.api.operations import NAMED
 from headrace.core.errors import ServerError
+from headrace.core.identity import Permission
 from headrace.core.tensors import Buffer
 from headrace.doors.door import Door
-from headrace.doors.grpc.call import Handlers, Peer, StreamSession
+from headrace.doors.grpc.call import Handlers, Peer, RpcContext, StreamSession
 from headrace.doors.grpc.native.server import NativeServer
 from headrace.doors.grpc.options import GrpcOptions
 from headrace.doors.listeners import bind
@@ -27,6 +30,17 @@ from headrace.protocol.arrow import pyarrow
 _ADDRESS = "127.0.0.1"  # unless one is given
 _WINDOW = 8 << 20  # bytes that a client may be ahead, for it sends everything in one stream
 _SMALL = 64 << 10  # bytes of a message that is no table
+
+
+# What the procedures are in the protocol's table.
+_OPERATIONS = {
+    "GetFlightInfo": "ModelMetadata",
+    "GetSchema": "ModelMetadata",
+    "ListFlights": "RepositoryIndex",
+    "DoExchange": "ModelInfer",
+    "DoPut": "ModelInfer",
+    "DoGet": "ModelInfer",
+}
 
 
 class FlightDoor(Door):
@@ -62,6 +76,8 @@ class FlightDoor(Door):
             {},
             {SERVICE + name: handler for name, handler in unary.items()},
             {SERVICE + name: handler for name, handler in sessions.items()},
+            operations={SERVICE + name: NAMED[found] for name, found in _OPERATIONS.items()},
+            gate=Gate(access=engine.access),
             limits={SERVICE + name: _SMALL for name in small},
         )
         admission = engine.admission
@@ -92,16 +108,17 @@ class FlightDoor(Door):
         if self._server is not None:
             await self._server.stop(grace)
 
-    async def _info(self, message: Buffer, call: object) -> bytes:
+    async def _info(self, message: Buffer, call: RpcContext) -> bytes:
         name, version = read_descriptor(message)
+        check(call.identity, Permission.READ, name, version)
         return flight_info(
             name, version, output_schema(target_signature(self._engine, name, version))
         )
 
-    async def _schema(self, message: Buffer, call: object) -> bytes:
-        return schema_result(
-            output_schema(target_signature(self._engine, *read_descriptor(message)))
-        )
+    async def _schema(self, message: Buffer, call: RpcContext) -> bytes:
+        name, version = read_descriptor(message)
+        check(call.identity, Permission.READ, name, version)
+        return schema_result(output_schema(target_signature(self._engine, name, version)))
 
 
 class FlightList(StreamSession):
@@ -117,7 +134,8 @@ class FlightList(StreamSession):
 
     def half_close(self) -> None:
         """Send all, and end."""
-        for name in sorted({version.model for version in self._engine.versions() if version.ready}):
+        ready = {version.model for version in self._engine.versions() if version.ready}
+        for name in sorted(filter(self._peer.identity.sees, ready)):
             try:
                 schema = output_schema(target_signature(self._engine, name, ""))
             except ServerError:  # it takes no tables, or was unloaded

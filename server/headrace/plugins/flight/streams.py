@@ -16,7 +16,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from headrace.core.call import Call, CallOptions, InferResponse
+from headrace.api.gate import check
+from headrace.core.call import Call, CallOptions, InferResponse, context_of
 from headrace.core.errors import (
     InvalidRequest,
     ModelNotReady,
@@ -25,6 +26,7 @@ from headrace.core.errors import (
     ServerError,
     ServerExiting,
 )
+from headrace.core.identity import Permission
 from headrace.core.limits import Charge, Payer, uncharged
 from headrace.core.signature import Signature
 from headrace.doors.door import DoorCall
@@ -288,6 +290,7 @@ class TableStream(StreamSession):
         name, version = self._model
         if not name:
             raise InvalidRequest("the first message of a stream needs a descriptor of the model")
+        check(self.peer.identify(), Permission.INFER, name, version)
         signature = target_signature(self._engine, name, version)
         self._reader.read(head, body)
         self.schema = output_schema(signature)
@@ -320,6 +323,9 @@ class TableStream(StreamSession):
         admission, reader = self._engine.admission, self._reader
         signature = target_signature(self._engine, *self._model)
         most, (name, version) = admission.max_object_bytes, self._model
+        identity = self.peer.identify()  # still
+        check(identity, Permission.INFER, name, version)
+        slot.context = context_of(identity)
 
         def decode(charge: Charge) -> Call:
             counted = limited(charge, most)

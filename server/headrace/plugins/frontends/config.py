@@ -12,6 +12,8 @@ from headrace.engine.entrance import CONTEXT_HEADERS
 from headrace.observability.logs import LogSettings
 from headrace.protocol.http2.keep_alive import KeepAlive
 
+IDENTITY_FIELD = ":identity"  # beside a request's headers on the link: `KIND:NAME` of the client
+
 
 @dataclass(frozen=True, slots=True)
 class FrontendConfig:

@@ -26,17 +26,19 @@ import orjson
 import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.api.gate import AUTHORIZATION
 from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import handed_on
 from headrace.core.blocks import BLOCKS
 from headrace.core.call import Call, Raw
 from headrace.core.errors import ExecutionFailed, LoadFailed, ServerError
+from headrace.core.identity import ANYONE, NO_PEER
 from headrace.core.process import allow_many_files, serve_promptly
 from headrace.core.tensors import Buffer
-from headrace.doors.clients import ClientDoors, DoorsConfig, GrpcConfig, HttpConfig
+from headrace.doors.clients import ACCESS, ClientDoors, DoorsConfig, GrpcConfig, HttpConfig
 from headrace.doors.grpc.call import Unary
 from headrace.doors.grpc.services import all_handlers
-from headrace.doors.http.asgi import OPERATION
+from headrace.doors.http.asgi import OPERATION, PEER
 from headrace.doors.http.generate import inference_routes
 from headrace.doors.http.infer import BareRoute, Disconnected
 from headrace.doors.listeners import CLOSED, bind
@@ -47,7 +49,7 @@ from headrace.ipc.frames import IN_FILE, INLINE, BrokenFrame, Header
 from headrace.observability.logs import Logs, LogSettings
 from headrace.observability.statistics import Grown
 from headrace.plugins.frontends.channel import FrameChannel
-from headrace.plugins.frontends.config import FrontendConfig, LinkHeaders
+from headrace.plugins.frontends.config import IDENTITY_FIELD, FrontendConfig, LinkHeaders
 from headrace.plugins.frontends.link_infer import (
     Flag,
     LinkKind,
@@ -57,7 +59,7 @@ from headrace.plugins.frontends.link_infer import (
     read_error,
     read_numbers,
 )
-from headrace.protocol.status import INTERNAL_TEXT, STATUS, retry_after
+from headrace.protocol.status import INTERNAL_TEXT, STATUS, error_fields
 from headrace.protocol.v2_json import error_body
 
 log = logging.getLogger(__name__)
@@ -97,10 +99,12 @@ class RemoteTarget:
         self.call = call
         call.owner = self
         call.started = True  # for all that is known here, until the engine says otherwise
-        headers: Mapping[str, str] = {}
+        headers: dict[str, str] = {}
+        if (identity := call.context.identity) is not ANYONE:
+            headers[IDENTITY_FIELD] = f"{identity.kind}:{identity.name}"
         if (wanted := self._link.headers) is not None:
             names = wanted.of(self.model, self.name)
-            headers = {name: value for name in names if (value := call.header(name))}
+            headers |= {name: value for name in names if (value := call.header(name))}
         flags = self._door
         if call.options.raw is not None:
             flags |= Flag.RAW | (Flag.ARROW if call.options.raw is Raw.ARROW else 0)
@@ -364,6 +368,7 @@ class RemoteEngine:
     """The `Entrance` of one kind of door; `door` is its flag, 0 for streams."""
 
     known = NOTHING_KNOWN
+    access = None  # the doors of front ends have gates
 
     def __init__(self, link: EngineSession, admission: Admission, door: int) -> None:
         self.admission = admission
@@ -401,8 +406,7 @@ def forwarding_app(link: EngineSession, routes: Sequence[BareRoute]) -> ASGIApp:
         except ServerError as error:
             content = error_body(str(error))
             json = [("content-type", "application/json"), ("content-length", str(len(content)))]
-            if seconds := retry_after(error):
-                json.append(("retry-after", str(seconds)))
+            json += error_fields(error)
             document = {"status": STATUS[type(error)].http, "headers": json}
         headers = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in document["headers"]]
         start: dict[str, Any] = {"type": "http.response.start", "status": document["status"]}
@@ -422,6 +426,7 @@ def _head(scope: Scope) -> dict[str, object]:
         "query": scope["query_string"].decode("latin-1"),
         "headers": [(n.decode("latin-1"), v.decode("latin-1")) for n, v in headers],
         "client": (scope.get("client") or ("",))[0],
+        "peer": scope.get(PEER, NO_PEER),
         "server": scope.get("server"),
         "body": any(
             name == b"transfer-encoding" or (name == b"content-length" and value != _NO_BODY)
@@ -443,8 +448,10 @@ def _pieces(receive: Receive) -> Pieces:
 def forwarding_handler(link: EngineSession, path: str) -> Unary:
     """A procedure that is forwarded to the engine's process."""
 
-    async def handler(data: Buffer, call: object) -> bytes:
-        _, message = await link.call({"grpc": path}, data)
+    async def handler(data: Buffer, call: Any) -> bytes:
+        given = call.metadata().get(AUTHORIZATION)
+        head = {"grpc": path, "given": [] if given is None else [given], "peer": call.peer_facts}
+        _, message = await link.call(head, data)
         return message
 
     return handler
@@ -462,13 +469,13 @@ async def _open(
     if (http := config.http) is not None:
         entrance = RemoteEngine(link, admission, Flag.HTTP)
         generate = RemoteEngine(link, admission, Flag.GENERATE)
-        app = forwarding_app(link, inference_routes(entrance, limit, doors.http_rules, generate))
+        app = forwarding_app(link, inference_routes(entrance, limit, doors.http_gate, generate))
         doors.open_http(http, _listeners(http), app, entrance)
     if (grpc := config.grpc) is not None:
         unary = {path: forwarding_handler(link, path) for path in handed_on()}
         entrance = RemoteEngine(link, admission, Flag.UNARY)
         streams = RemoteEngine(link, admission, 0)
-        handlers = all_handlers(entrance, streams, unary, link.readiness, limit, doors.grpc_rules)
+        handlers = all_handlers(entrance, streams, unary, link.readiness, limit, doors.grpc_gate)
         listeners = _listeners(grpc, port=grpc.transport == "native")
         await doors.open_grpc(grpc, listeners, handlers, shared=True)
 
@@ -515,6 +522,8 @@ async def _serve(sock: socket.socket) -> int:
     link.on_tls = partial(_renew_tls, doors)
     link.on_rules = doors.change_rules
     try:
+        if path := config.doors.access_file:
+            doors.follow(ACCESS.load()(path))
         await _open(doors, config.doors, link, admission)
     except (LoadFailed, OSError) as error:
         log.error("a front end cannot start: %s", error)

@@ -13,15 +13,17 @@ import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive
 
-from headrace.core.call import Call, InferResponse, Raw
+from headrace.core.call import Call, CallContext, InferResponse, Raw, context_of
 from headrace.core.errors import ServerError, Unsupported
+from headrace.core.identity import Identity, PeerFacts, identify
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Unary
+from headrace.doors.http.asgi import PEER
 from headrace.engine.admission import Account, Held
 from headrace.engine.entrance import (
     GIVE_UP_BYTES,
@@ -34,7 +36,7 @@ from headrace.engine.entrance import (
 )
 from headrace.ipc.frames import INLINE, BrokenFrame, Header
 from headrace.plugins.frontends.channel import FrameChannel
-from headrace.plugins.frontends.config import LinkHeaders
+from headrace.plugins.frontends.config import IDENTITY_FIELD, LinkHeaders
 from headrace.plugins.frontends.link_infer import (
     Flag,
     LinkKind,
@@ -90,7 +92,9 @@ class ForwardedCall:
         host, kind = self._host, LinkKind.ANSWER
         try:
             if "grpc" in head:
-                meta, rest = b"{}", await host.unary[head["grpc"]](body, None)
+                given = [text.encode("latin-1", "replace") for text in head["given"]]
+                identity = identify(host.access, given, PeerFacts(*head["peer"]))
+                meta, rest = b"{}", await host.unary[head["grpc"]](body, _Forwarded(identity))
             else:
                 meta, rest = await _http(host.app, head, self._receive)
         except ServerError as error:
@@ -117,6 +121,7 @@ async def _http(app: ASGIApp, head: Any, receive: Receive) -> tuple[bytes, bytes
         "client": (head["client"], 0),
         "server": head["server"],
         "state": {},
+        PEER: PeerFacts(*head["peer"]),
     }
     document: dict[str, object] = {}
     pieces: list[bytes] = []
@@ -136,8 +141,15 @@ async def _http(app: ASGIApp, head: Any, receive: Receive) -> tuple[bytes, bytes
 
 # Members of `Flag`.
 _FINAL, _REFUSE, _RAW, _ONE_ANSWER, _WEB, _UNBEGUN = 2, 4, 8, 48, 80, 128
+_CLIENTS = 1024  # known at once
 _PAUSE_BYTES = 1 << 20  # unread by the front end above which models are asked to pause
 _BY_CLIENT, _BY_LINK = 1, 2  # the reasons for pausing a model
+
+
+class _Forwarded(NamedTuple):
+    """The client of a forwarded procedure call."""
+
+    identity: Identity
 
 
 class FrontEndCall(Call):
@@ -274,6 +286,8 @@ class FrontEndSession:
         self.unlogged = 0  # log lines that the front end could not write
         self._reader = RequestReader()
         self._engine = engine
+        self.access = engine.access
+        self._contexts: dict[str, CallContext] = {}  # of clients, by what the link says of them
         self.admission = engine.admission
         self._account = Account(engine.admission)
         self._moved = moved
@@ -431,6 +445,8 @@ class FrontEndSession:
                 partial(FrontEndCall, self, number, flags),
             )  # fmt: skip
             call.until = deadline_of(rest)
+            if told := call.headers.get(IDENTITY_FIELD):
+                call.context = self._context(told)
             found = self._engine.find(call.model_name, call.model_version)
             if found.decoupled and call.refusal:
                 raise Unsupported(call.refusal)
@@ -452,6 +468,16 @@ class FrontEndSession:
                 log.error("bug in a request of a front end", exc_info=error)
             # A second name of it would be a cycle by way of its traceback, and keep the request.
             self.send_error(number, error if isinstance(error, ServerError) else None, "", _REFUSE)
+
+    def _context(self, told: str) -> CallContext:
+        """The context of a client's calls; they have passed the gate in the front end."""
+        found = self._contexts.get(told)
+        if found is None:
+            if len(self._contexts) >= _CLIENTS:
+                self._contexts.clear()
+            kind, _, name = told.partition(":")
+            found = self._contexts[told] = context_of(Identity(name, kind, ()))
+        return found
 
     def _call(self, number: int, meta: bytes, rest: Buffer) -> None:
         if number in self._under_way:

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from headrace.core.errors import Overloaded, ServerError
+from headrace.core.identity import ANYONE, Identity, PeerFacts
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import (
     Direct,
@@ -26,7 +27,6 @@ from headrace.doors.grpc.call import (
     noted_fields,
     operation_of,
     retry_details,
-    without_key,
 )
 from headrace.doors.grpc.inference import InferCall
 from headrace.doors.grpc.options import LEVELS, GrpcOptions, TlsFiles
@@ -49,12 +49,28 @@ _IN_FLIGHT_BYTES = 1 << 20
 class _AioCall:
     """A call of `grpc.aio`, for handlers."""
 
-    def __init__(self, context: Any, account: ConnectionAccount) -> None:
+    def __init__(
+        self, context: Any, account: ConnectionAccount, handlers: Handlers, path: str
+    ) -> None:
         self._context = context
         self.account = account
+        self._handlers, self._path = handlers, path
+        self._identity = ANYONE
         self._metadata: dict[str, str] | None = None
         self._trailing: list[tuple[str, str]] = []
         self.noted: Noted | None = None
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    @property
+    def peer_facts(self) -> PeerFacts:
+        return _peer(self._context)
+
+    def identify(self) -> Identity:
+        self._identity = self._handlers.enter(self._path, self.metadata(), self.peer_facts)
+        return self._identity
 
     def metadata(self) -> Mapping[str, str]:
         if self._metadata is None:
@@ -78,8 +94,10 @@ class _AioCall:
 class _UnaryCall(_AioCall, InferCall):
     """A unary call, answered by a direct handler while a coroutine awaits it."""
 
-    def __init__(self, context: Any, account: ConnectionAccount) -> None:
-        super().__init__(context, account)
+    def __init__(
+        self, context: Any, account: ConnectionAccount, handlers: Handlers, path: str
+    ) -> None:
+        super().__init__(context, account, handlers, path)
         self._future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def answer(self, message: Message, timing: bytes) -> None:
@@ -113,8 +131,10 @@ class _UnaryCall(_AioCall, InferCall):
 class _QueuePeer(_AioCall):
     """The client of a session, whose queued messages are written by an iterator."""
 
-    def __init__(self, context: Any, account: ConnectionAccount) -> None:
-        super().__init__(context, account)
+    def __init__(
+        self, context: Any, account: ConnectionAccount, handlers: Handlers, path: str
+    ) -> None:
+        super().__init__(context, account, handlers, path)
         self._messages: deque[bytes] = deque()
         self._nbytes = 0
         self._news = asyncio.Event()
@@ -311,9 +331,9 @@ class GrpcioServer:
             try:
                 try:
                     with self._peers.account(context.peer()) as account:
-                        call = _UnaryCall(context, account)
+                        call = _UnaryCall(context, account, self._handlers, path)
                         try:
-                            self._check_key(path, call)
+                            call.identify()
                             return await handler(data, call)
                         finally:
                             noted = call.noted
@@ -342,8 +362,8 @@ class GrpcioServer:
             try:
                 try:
                     with self._peers.account(context.peer()) as account:
-                        call = _QueuePeer(context, account)
-                        self._check_key(path, call)
+                        call = _QueuePeer(context, account, self._handlers, path)
+                        call.identify()
                         async for message in call.run(requests, opened(call)):
                             yield message
                     return
@@ -359,18 +379,25 @@ class GrpcioServer:
 
         return answer
 
-    def _check_key(self, path: str, call: _AioCall) -> None:
-        """Raise `Restricted` for a client without the metadata that a procedure requires."""
-        key = self._handlers.key(path)
-        if key is not None and (error := without_key(key, call.metadata())) is not None:
-            try:
-                raise error
-            finally:
-                del error  # which has this frame in its traceback
-
     def _log(self, context: Any, path: str, status: int, begun: float, noted: Noted | None) -> None:
         if self._access_log:
             log_access(_address(context.peer()), path, status, begun, noted_fields(noted))
+
+
+def _peer(context: Any) -> PeerFacts:
+    """The facts about a client; of its certificate, the names that the library tells."""
+    found = context.auth_context()
+    names = [each.decode("utf-8", "replace") for each in found.get("x509_common_name", ())]
+    others = [
+        each.decode("utf-8", "replace") for each in found.get("x509_subject_alternative_name", ())
+    ]
+    certificate = None
+    if names or others:
+        certificate = {
+            "subject": tuple((("commonName", name),) for name in names),
+            "subjectAltName": tuple(("URI" if "://" in each else "DNS", each) for each in others),
+        }
+    return PeerFacts(_address(context.peer()), certificate)
 
 
 def _told(path: str, context: Any, error: Exception) -> tuple[int, str]:

@@ -24,6 +24,7 @@ from headrace.core.errors import (
     Unavailable,
     Unsupported,
 )
+from headrace.core.identity import ANYONE
 from headrace.doors.door import DoorCall
 from headrace.engine.admission import Account
 from headrace.engine.entrance import Entrance
@@ -61,7 +62,7 @@ class InboxCall(DoorCall):
     door = DOOR.upper()
 
     def __init__(self, pump: "Pump", entry: Taken) -> None:
-        super().__init__(pump.account, pump.answers)
+        super().__init__(pump.account, pump.answers, ANYONE)  # of the operator's topics
         self.pump = pump
         self.entry = entry
         self.decoded: Decoded | None = None

@@ -9,10 +9,13 @@ import orjson
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from headrace import __version__
-from headrace.api.header_rules import DoorRules
+from headrace.api.gate import Gate
 from headrace.api.operations import Category, Operation
-from headrace.doors.http.head import opens
+from headrace.core.identity import NO_PEER, Identity
+from headrace.doors.http.asgi import PEER
+from headrace.doors.http.head import values_in
 from headrace.engine.engine import Engine
+from headrace.engine.version import ModelVersion
 from headrace.plugins.openapi.document import document, loaded
 from headrace.plugins.openapi.html import DOCS, SAFETY, render_root
 
@@ -28,24 +31,26 @@ _ASSETS = {
 }
 
 
-def add_pages(
-    app: FastAPI, engine: Engine, rules: DoorRules, operations: Sequence[Operation]
-) -> None:
+def add_pages(app: FastAPI, engine: Engine, gate: Gate, operations: Sequence[Operation]) -> None:
     """Add the HTML pages, and the OpenAPI document, which shows models as metadata do."""
 
-    def shown(request: Request) -> bool:
-        """True if models may be shown to this client."""
-        key = rules.key(Category.METADATA)
-        return key is None or opens(key, request.scope["headers"])
+    def models_for(request: Request) -> tuple[list[ModelVersion], Identity]:
+        """The versions that may be shown to a client, and who it is."""
+        scope = request.scope
+        values, peer = values_in(scope["headers"]), scope.get(PEER, NO_PEER)
+        identity = gate.known(Category.METADATA, values, peer)
+        return [v for v in engine.versions() if identity.sees(v.model)], identity
 
     # Documents are made on a thread: there may be thousands of models.
 
     @app.get("/", include_in_schema=False)
     @app.head("/", include_in_schema=False)
     async def root(request: Request) -> Response:
-        visible = shown(request)
-        models = loaded(engine.versions()) if visible else []
-        missing = engine.unavailable() if visible else []
+        versions, identity = models_for(request)
+        models = loaded(versions)
+        missing = [
+            each for each in engine.unavailable() if identity.sees(each[0].partition("/")[0])
+        ]
         page = await asyncio.to_thread(render_root, __version__, models, missing)
         return Response(page, media_type=_HTML, headers=SAFETY)
 
@@ -63,7 +68,7 @@ def add_pages(
     @app.get("/openapi.json", include_in_schema=False)
     @app.head("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
-        models = loaded(engine.versions()) if shown(request) else []
+        models = loaded(models_for(request)[0])
         made = await asyncio.to_thread(lambda: orjson.dumps(document(models, operations)))
         return Response(made, media_type=_JSON)
 

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headrace.core.call import Computed
+from headrace.api.gate import check
+from headrace.core.call import NO_CONTEXT, Computed
 from headrace.core.errors import ServerError
+from headrace.core.identity import Permission
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Message, StreamSession
 from headrace.doors.grpc.inference import InferCall, InferenceService
@@ -208,7 +210,7 @@ class InferRpc(UnaryRpc, InferCall):
         service: Any = self.head.handler
         data = view[begin:stop].tobytes()
         try:
-            plain = service.rules.pattern is None and service.engine.known
+            plain = service.gate.pattern is None and service.engine.known
             template = service.reader.fill(self, data) if plain else None
             if template is None or not self._submit(service, template, length):
                 service(data, self)
@@ -230,9 +232,13 @@ class InferRpc(UnaryRpc, InferCall):
 
     def _submit(self, service: InferenceService, template: object, nbytes: int) -> bool:
         """Queue the call if its version knows matching calls; raises `ServerError`."""
-        found = service.engine.known.get((self.model_name, self.model_version))
+        key = self.model_name, self.model_version
+        found = service.engine.known.get(key)
         if found is None or not found.ready:
             return False
+        self.context = context = self.head.context
+        if context is not NO_CONTEXT:
+            check(context.identity, Permission.INFER, *key)
         direct = found.direct
         if direct is None or (rows := direct.known.get(template)) is None:
             return False

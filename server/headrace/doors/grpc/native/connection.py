@@ -14,7 +14,9 @@ from random import uniform
 from sys import maxsize
 from time import perf_counter
 
+from headrace.core.call import NO_CONTEXT, context_of
 from headrace.core.errors import ExecutionFailed, InvalidRequest, PayloadTooLarge, ServerError
+from headrace.core.identity import NO_PEER, Identity, PeerFacts
 from headrace.core.limits import PRESSED_SECS, Patience, uncharged
 from headrace.core.tensors import Buffer
 from headrace.doors.acceptor import undelivered
@@ -27,10 +29,9 @@ from headrace.doors.grpc.call import (
     noted_fields,
     operation_of,
     retry_details,
-    without_key,
 )
 from headrace.doors.grpc.options import INFERENCE, LEVELS, GrpcOptions
-from headrace.doors.listeners import client_of
+from headrace.doors.listeners import client_of, peer_of
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.entrance import Progress
 from headrace.engine.workbench import LARGE, Job
@@ -63,7 +64,7 @@ from headrace.protocol.http2.headers import Headers, literal
 from headrace.protocol.http2.keep_alive import KeepAliveAction, KeepAliveWatch
 from headrace.protocol.http2.protocol import ErrorCode, Limits
 from headrace.protocol.http2.streams import Fields
-from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
+from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS, error_fields
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,13 @@ _BUFFER = 64 << 10
 
 
 class RpcHead(CallHead):
-    """The head of a call to one of this server's procedures: `kind` runs its `handler`."""
+    """The head of a call to one of this server's procedures: `kind` runs its `handler`.
+
+    `context` has the client. A request is checked when its model is known, unless the
+    client may do everything.
+    """
+
+    context = NO_CONTEXT
 
     def __init__(self, headers: Headers, context: "ServerContext", connection: "GrpcConnection"):
         self.connection = connection
@@ -111,9 +118,18 @@ class RpcHead(CallHead):
     def _refused(self, context: "ServerContext") -> Fields | None:
         if self.handler is None:
             return refusal(UNIMPLEMENTED, f"unknown method {self.path[:200]}")
-        key = context.handlers.key(self.path)
-        error = None if key is None else without_key(key, self.metadata)
-        return None if error is None else refusal(STATUS[type(error)].grpc, str(error))
+        try:
+            self.context = context_of(self.identify())
+        except ServerError as error:
+            status = STATUS[type(error)].grpc
+            more = [(name.encode(), text.encode()) for name, text in error_fields(error)]
+            return [*refusal(status, str(error)), *more]
+        return None
+
+    def identify(self) -> Identity:
+        """The client, if it passes the gate; raises as `Gate.enter`."""
+        peer = self.connection.peer_facts
+        return self.connection.context.handlers.enter(self.path, self.metadata, peer)
 
 
 class ServerContext:
@@ -201,6 +217,20 @@ class Rpc(MessageStream):
             self._timer = context.loop.call_at(self._deadline, self._expire)
 
     # --- for handlers
+
+    @property
+    def identity(self) -> Identity:
+        """Implements `RpcContext.identity`."""
+        return self.head.context.identity
+
+    @property
+    def peer_facts(self) -> PeerFacts:
+        """Implements `RpcContext.peer_facts`."""
+        return self._connection.peer_facts
+
+    def identify(self) -> Identity:
+        """Implements `RpcContext.identify`."""
+        return self.head.identify()
 
     def metadata(self) -> dict[str, str]:
         """Implements `RpcContext.metadata`."""
@@ -601,6 +631,7 @@ class GrpcConnection(Http2Protocol):
         super().__init__(http2, context.loop, context.buffer, context.admission.turns)
         self.context = context
         self.peer = ""  # the client's address, without its port
+        self.peer_facts = NO_PEER
         self.account = context.nobody  # until the connection is admitted
         self.progress = Progress(self.account, context.patience_secs)
         self._last = 0  # the last stream at the previous idle check
@@ -620,6 +651,7 @@ class GrpcConnection(Http2Protocol):
         context = self.context
         client = client_of(self._transport)
         self.peer = client[0] if client else ""
+        self.peer_facts = peer_of(self._transport)
         account = context.admission.connect(context.door, self.peer)
         if account is None:
             return False

@@ -54,7 +54,8 @@ class NativeServer(ServerContext):
             procedures, handlers, admission, max_request_bytes, access_log,
             chosen, Limits(chosen.streams, chosen.window), door,
         )  # fmt: skip
-        handlers.rules.watch(self._forget_heads)
+        if handlers.gate is not None:
+            handlers.gate.watch(self._forget_heads)
         self._tls = tls
         self._acceptors: list[Acceptor] = []
         self._look: asyncio.TimerHandle | None = None
