@@ -10,6 +10,7 @@ import pytest
 from headrace import build
 from headrace.cli import command, serve
 from headrace.cli.commands import completion, infer, models, stubs, top
+from headrace.core import identity
 from headrace.core.errors import LoadFailed
 from headrace.core.plugins import OWN, PARTS, OptionalPart, PluginGroup, all_plugins
 from headrace.doors import clients, server
@@ -22,6 +23,8 @@ from headrace.placement.upstream import backend as upstreams
 from headrace.placement.upstream import options, protocols
 from headrace.placement.worker import environment, python_backend
 from headrace.plugins import dialects, functions, grpcio, openapi, traces
+from headrace.plugins.access.command import ACCESS
+from headrace.plugins.access.file import open_access
 from headrace.plugins.cuda_memory import opener
 from headrace.plugins.environments import command as environments
 from headrace.plugins.environments.resolve import demanded
@@ -89,6 +92,7 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
             command.COMMANDS, serve=serve.SERVE, infer=infer.INFER, top=top.TOP,
             models=models.MODELS, environments=environments.ENVIRONMENTS, triton=triton.TRITON,
             run=run.RUN, consume=CONSUME, stubs=stubs.STUBS, completion=completion.COMPLETION,
+            access=ACCESS,
         ),
         *named(
             options.PROTOCOLS, v2=options.v2_protocol, tfserving=dialects.tfserving_protocol,
@@ -111,6 +115,7 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
         part(build.RELOAD)(Reloader),
         part(build.TRACES)(traces.trace_sink),
         part(build.TRAFFIC)(TrafficControl),
+        part(identity.ACCESS)(open_access),
         part(clients.GRPCIO)(grpcio.grpcio_server),
         part(protocols.UPSTREAM_MEMORY)(sharing_clients),
         part(python_backend.FUNCTIONS)(functions.load),

@@ -52,6 +52,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "stubs": "headrace.cli.commands.stubs:STUBS",
         "run": "headrace.plugins.run.command:RUN",
         "completion": "headrace.cli.commands.completion:COMPLETION",
+        "access": "headrace.plugins.access.command:ACCESS",
     },
     "headrace.protocols": {
         "v2": "headrace.placement.upstream.options:v2_protocol",
@@ -74,6 +75,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
 }
 PARTS: Mapping[str, str] = {
+    "access": "headrace.plugins.access.file:open_access",
     "beam": "headrace.plugins.beam:BeamHandler",
     "cuda_memory": "headrace.plugins.cuda_memory:opener",
     "frontends": "headrace.plugins.frontends.supervisor:Supervisor",

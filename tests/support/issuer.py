@@ -1,0 +1,107 @@
+"""An issuer of tokens: its keys, tokens signed with them, and an HTTP server that offers the keys."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Thread
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from jwt.algorithms import get_default_algorithms
+
+PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+NAME = "https://issuer.example"
+AUDIENCE = "headrace"
+_CURVES = {"ES256": ec.SECP256R1, "ES384": ec.SECP384R1, "ES512": ec.SECP521R1}
+
+
+def private_key(algorithm: str, bits: int = 2048) -> PrivateKey:
+    """A new key for an algorithm."""
+    if algorithm in _CURVES:
+        return ec.generate_private_key(_CURVES[algorithm]())
+    if algorithm == "EdDSA":
+        return ed25519.Ed25519PrivateKey.generate()
+    return rsa.generate_private_key(65_537, bits)
+
+
+def public(key: PrivateKey, name: str, algorithm: str) -> dict[str, Any]:
+    """A key's public part as a JSON web key."""
+    document = get_default_algorithms()[algorithm].to_jwk(key.public_key(), as_dict=True)
+    return {**document, "kid": name, "use": "sig", "alg": algorithm}
+
+
+def claims(**changes: Any) -> dict[str, Any]:
+    """Claims of a valid token; None leaves one out."""
+    now = int(time.time())
+    whole = {"iss": NAME, "aud": AUDIENCE, "sub": "ann", "iat": now, "exp": now + 3600} | changes
+    return {name: value for name, value in whole.items() if value is not None}
+
+
+class TokenIssuer:
+    """Keys by their names, and the tokens that they sign."""
+
+    def __init__(self, **algorithms: str) -> None:
+        """A key for each name; by default `one` for ES256."""
+        self.name = NAME
+        self.algorithms = algorithms or {"one": "ES256"}
+        self.keys = {name: private_key(one) for name, one in self.algorithms.items()}
+        self.status = 200
+        self.asked: list[str] = []  # paths
+        self.answered = Event()  # set after each answer
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The JSON web key set."""
+        return {
+            "keys": [public(key, name, self.algorithms[name]) for name, key in self.keys.items()]
+        }
+
+    def rotate(self, name: str) -> None:
+        """Replace all keys by one for ES256."""
+        self.algorithms = {name: "ES256"}
+        self.keys = {name: private_key("ES256")}
+
+    def token(self, key: str = "", header: dict[str, Any] | None = None, **changes: Any) -> bytes:
+        """A token, whose claims are those of `claims`, signed with a key."""
+        key = key or next(iter(self.keys))
+        return jwt.encode(
+            claims(**{"iss": self.name, **changes}), self.keys[key], self.algorithms[key],
+            {"kid": key, **(header or {})},
+        ).encode()  # fmt: skip
+
+
+@contextmanager
+def served(issuer: TokenIssuer) -> Iterator[str]:
+    """Serve an issuer's documents, under its new name, which is the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            issuer.asked.append(self.path)
+            found: Any = issuer.document
+            if self.path.endswith("/openid-configuration"):
+                found = {"issuer": issuer.name, "jwks_uri": f"{issuer.name}/keys"}
+            text = json.dumps(found).encode()
+            self.send_response(issuer.status)
+            if issuer.status in (301, 302):
+                self.send_header("location", f"{issuer.name}/moved")
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+            issuer.answered.set()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Write nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    issuer.name = f"http://127.0.0.1:{server.server_port}"
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield issuer.name
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
