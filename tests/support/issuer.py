@@ -1,11 +1,12 @@
-"""An issuer of tokens: its keys, tokens signed with them, and an HTTP server that offers the keys."""
+"""An issuer of tokens: its keys, tokens signed with them, and an HTTP server for the keys."""
 
 import json
+import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import jwt
@@ -15,7 +16,11 @@ from jwt.algorithms import get_default_algorithms
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 NAME = "https://issuer.example"
 AUDIENCE = "headrace"
-_CURVES = {"ES256": ec.SECP256R1, "ES384": ec.SECP384R1, "ES512": ec.SECP521R1}
+_CURVES: dict[str, Callable[[], ec.EllipticCurve]] = {
+    "ES256": ec.SECP256R1,
+    "ES384": ec.SECP384R1,
+    "ES512": ec.SECP521R1,
+}
 
 
 def private_key(algorithm: str, bits: int = 2048) -> PrivateKey:
@@ -50,7 +55,7 @@ class TokenIssuer:
         self.keys = {name: private_key(one) for name, one in self.algorithms.items()}
         self.status = 200
         self.asked: list[str] = []  # paths
-        self.answered = Event()  # set after each answer
+        self.answer: bytes | None = None  # instead of its documents
 
     @property
     def document(self) -> dict[str, Any]:
@@ -74,7 +79,7 @@ class TokenIssuer:
 
 
 @contextmanager
-def served(issuer: TokenIssuer) -> Iterator[str]:
+def served(issuer: TokenIssuer, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Serve an issuer's documents, under its new name, which is the URL."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -83,20 +88,22 @@ def served(issuer: TokenIssuer) -> Iterator[str]:
             found: Any = issuer.document
             if self.path.endswith("/openid-configuration"):
                 found = {"issuer": issuer.name, "jwks_uri": f"{issuer.name}/keys"}
-            text = json.dumps(found).encode()
+            text = json.dumps(found).encode() if issuer.answer is None else issuer.answer
             self.send_response(issuer.status)
             if issuer.status in (301, 302):
                 self.send_header("location", f"{issuer.name}/moved")
             self.send_header("content-length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
-            issuer.answered.set()
 
         def log_message(self, format: str, *args: Any) -> None:
             """Write nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     issuer.name = f"http://127.0.0.1:{server.server_port}"
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        issuer.name = issuer.name.replace("http", "https")
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
