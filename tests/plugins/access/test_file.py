@@ -271,7 +271,7 @@ async def test_a_broken_file_is_refused(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 async def test_links_are_swapped(tmp_path: Path) -> None:
-    """As Kubernetes does: FILE leads to ..data/FILE, and ..data to a directory for each version."""
+    """The way of Kubernetes: FILE leads to ..data/FILE, and ..data to a directory by version."""
     for name, text in (("first", BASE), ("second", ROLES + key("ops", OPS, "ops"))):
         (tmp_path / name).mkdir()
         (tmp_path / name / "access.toml").write_text(text)

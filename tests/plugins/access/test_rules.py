@@ -4,6 +4,7 @@ import grp
 import json
 import os
 import pwd
+import re
 from math import inf
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from headrace.plugins.access.keys import digest
 from headrace.plugins.access.rules import AccessRules, parse_rules, read_rules
 from tests.support.issuer import TokenIssuer, private_key, public
 
+PAGE = Path(__file__).parents[3] / "docs" / "access.md"
 HASH = f"sha256:{digest(b'k').hex()}"
 ROLES = """
 [roles.scorer]
@@ -213,11 +215,20 @@ def test_files_of_keys_are_checked(content: str, problem: str, tmp_path: Path) -
 
 
 def test_private_keys_are_refused(tmp_path: Path) -> None:
-    """Whoever can read a private key in the server's file can make tokens."""
+    """A reader of the file could sign tokens."""
     document = {"keys": [{**public(private_key("ES256"), "one", "ES256"), "d": "s3cret"}]}
     (tmp_path / "keys.json").write_text(json.dumps(document))
     with pytest.raises(InvalidAccess, match="it has a private key"):
         rules_of(ISSUER + "keys = 'keys.json'", tmp_path / "access.toml")
+
+
+def test_the_documented_file() -> None:
+    [block] = re.findall(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    rules = parse_rules(Path("access.toml"), block)
+    assert [rule.identity.name for rule in rules.keys.values()] == ["web"]
+    assert [rule.name for rule in rules.issuers.values()] == ["corp"]
+    assert len(rules.certificates) == len(rules.peers) == 1
+    assert rules.anonymous is not None
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

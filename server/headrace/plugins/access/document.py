@@ -36,9 +36,10 @@ def lines_of(text: str) -> dict[Place, int]:
     found: dict[Place, int] = {}
     counts: dict[Place, int] = {}  # entries of arrays of tables
     table: Place = ()
+    line, counted = 1, 0
     at = _end(_BLANK, text, 0)
     while at < len(text):
-        line = text.count("\n", 0, at) + 1
+        line, counted = line + text.count("\n", counted, at), at
         brackets = 2 if text.startswith("[[", at) else int(text[at] == "[")
         parts, at = _parts(text, at + brackets)
         place = table if not brackets else ()

@@ -158,7 +158,7 @@ class FileAccess:
             self._changed()
 
     def _changed(self) -> None:
-        """Have everyone drop their identities."""
+        """Call the watchers, who drop all identities."""
         self._first_end = inf
         if self._timer is not None:
             self._timer.cancel()
@@ -224,7 +224,7 @@ def _read(path: Path, files: Sequence[Path]) -> tuple[AccessRules, Sequence[Path
 
 
 def _look(files: Sequence[Path]) -> Seen:
-    """What tells contents of files apart; None for those that are missing."""
+    """The identity, size and time of each file; None for those that are missing."""
     found: list[tuple[int, ...] | None] = []
     for file in files:
         try:

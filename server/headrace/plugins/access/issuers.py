@@ -102,7 +102,7 @@ def _json(text: bytes | str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Where the keys of an issuer are fetched from; `url` "" finds it by OIDC discovery.
+    """The place that an issuer's keys are fetched from; `url` "" finds it by OIDC discovery.
 
     `roots` is a PEM file of root certificates, "" for those of the system.
     """
@@ -116,7 +116,7 @@ class KeySource:
 
 
 def problem_of(url: str) -> str:
-    """Why keys may not be fetched from a URL; "" if they may."""
+    """The reason against fetching keys from a URL; "" without one."""
     try:
         parts = urlsplit(url)
         host, user = parts.hostname or "", parts.username

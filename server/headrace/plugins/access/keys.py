@@ -1,6 +1,6 @@
 """API keys: 256 random bits after a public prefix, of which the file has a SHA-256 hash.
 
-[ADR 40](docs/adr/0040-hash-of-api-keys.md) says why the hash is a quick one.
+ADR 40 (`docs/adr/0040-hash-of-api-keys.md`) says why the hash is a quick one.
 """
 
 import hashlib

@@ -91,7 +91,7 @@ def parse_rules(path: Path, text: str) -> AccessRules:
     """The rules of a file with this text; raises `InvalidAccess`."""
     whole = Section.of(path, text)
     tables = list(whole.section("roles").named())
-    reader = _Reader({table.name: _role(table) for table in tables})
+    reader = _RuleReader({table.name: _role(table) for table in tables})
     issuers: dict[str, IssuerRule] = {}
     files: list[Path] = []
     for table in whole.section("issuers").named():
@@ -138,7 +138,7 @@ def _check_name(table: Section, name: str, member: str = "") -> None:
         )
 
 
-class _Reader:
+class _RuleReader:
     """Reads tables that name roles."""
 
     def __init__(self, roles: Mapping[str, Role]) -> None:

@@ -29,7 +29,7 @@ _JWS = jwt.PyJWS()
 
 @dataclass(frozen=True, slots=True)
 class IssuerRule:
-    """How tokens of an issuer are verified, and which roles they give.
+    """The verification of an issuer's tokens, and the roles that they give.
 
     `roles` are those of all its tokens, `by_value` those of the values of `roles_claim`. `keys` are
     those of a file, None if they are fetched.
