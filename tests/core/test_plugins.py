@@ -10,7 +10,6 @@ import pytest
 from headrace import build
 from headrace.cli import command, serve
 from headrace.cli.commands import completion, infer, models, stubs, top
-from headrace.core import identity
 from headrace.core.errors import LoadFailed
 from headrace.core.plugins import OWN, PARTS, OptionalPart, PluginGroup, all_plugins
 from headrace.doors import clients, server
@@ -24,7 +23,6 @@ from headrace.placement.upstream import options, protocols
 from headrace.placement.worker import environment, python_backend
 from headrace.plugins import dialects, functions, grpcio, openapi, traces
 from headrace.plugins.access.command import ACCESS
-from headrace.plugins.access.file import open_access
 from headrace.plugins.cuda_memory import opener
 from headrace.plugins.environments import command as environments
 from headrace.plugins.environments.resolve import demanded
@@ -115,7 +113,6 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
         part(build.RELOAD)(Reloader),
         part(build.TRACES)(traces.trace_sink),
         part(build.TRAFFIC)(TrafficControl),
-        part(identity.ACCESS)(open_access),
         part(clients.GRPCIO)(grpcio.grpcio_server),
         part(protocols.UPSTREAM_MEMORY)(sharing_clients),
         part(python_backend.FUNCTIONS)(functions.load),
@@ -123,7 +120,7 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
         part(server.FRONT_ENDS)(Supervisor),
         part(upstreams.TRITON_SERVERS)(TritonServers),
     }
-    used_by_programs = {"beam"}  # which imports Apache Beam
+    used_by_programs = {"access", "beam"}  # which imports Apache Beam
     assert found | used_by_programs == PARTS.keys()
 
 

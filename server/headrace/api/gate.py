@@ -99,9 +99,10 @@ class Gate:
             return ANYONE
         try:
             identity = self.access.identify(values(AUTHORIZATION), peer)
-        except Unauthenticated:
+        except Unauthenticated as error:
             if permission is Permission.OPEN:
                 return NOBODY
+            error.challenge = self.access.challenge
             raise
         if not identity.may_some(permission):
             raise _missing(identity, permission, "")

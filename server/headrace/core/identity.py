@@ -8,10 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from math import inf
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-
-from headrace.core.plugins import OptionalPart
 
 _KNOWN = 4096  # cached decisions of a role
 
@@ -144,6 +141,3 @@ def identify(access: Access | None, authorization: Sequence[bytes], peer: PeerFa
     """The client of a request, `ANYONE` without access control; raises `Unauthenticated`."""
     return ANYONE if access is None else access.identify(authorization, peer)
 
-
-# Opens the access that a file describes, on the event loop that will use it.
-ACCESS: OptionalPart[Callable[[Path], Access]] = OptionalPart("access")

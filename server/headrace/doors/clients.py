@@ -62,11 +62,11 @@ class DoorsConfig:
     access_file: str = ""  # identities and roles; "" for none
 
 
+# Opens the access that a file describes, by its path, on the event loop that uses it.
+ACCESS: OptionalPart[Callable[[str], Access]] = OptionalPart("access")
 # By handlers, the account, the largest request, whether requests are logged, options, and whether
 # other processes listen on the same port.
 MakeBindingServer = Callable[[Handlers, Admission, int, bool, GrpcOptions, bool], BindingServer]
-# By the path of a file with identities and roles; raises `OSError`.
-ACCESS: OptionalPart[Callable[[str], Access]] = OptionalPart("access")
 GRPCIO: OptionalPart[Callable[[], MakeBindingServer]] = OptionalPart("grpcio")
 
 

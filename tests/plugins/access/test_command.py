@@ -1,6 +1,7 @@
 """The command line of `headrace access`."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from headrace.cli import main
 from headrace.plugins.access.keys import digest
 from headrace.plugins.access.rules import read_rules
+from tests.support import command
 
 TEXT = """\
 # Who may do what.
@@ -79,6 +81,17 @@ def test_the_target_of_a_link_is_replaced(file: Path) -> None:
     assert run("key", "web", "--role=ops") == 0
     assert file.is_symlink()
     assert "[keys.web]" in file.with_name("target").read_text()
+
+
+@pytest.mark.slow
+def test_commands_at_a_time_lose_no_key(file: Path) -> None:
+    def add(number: int) -> int:
+        words = ("access", "key", f"k{number}", "--role=ops", f"--file={file}")
+        return command.run(*words).returncode
+
+    with ThreadPoolExecutor() as threads:
+        assert set(threads.map(add, range(8))) == {0}
+    assert {key.name for key in read_rules(file).keys.values()} == {f"k{n}" for n in range(8)}
 
 
 @pytest.mark.parametrize(("words", "problem"), [

@@ -50,7 +50,7 @@ async def opened(folder: Path, text: str) -> AsyncIterator[tuple[Access, asyncio
     """An access by a file of this text, with an event that `watch` sets."""
     path = folder / "access.toml"
     path.write_text(text)
-    access, changed = open_access(path), asyncio.Event()
+    access, changed = open_access(str(path)), asyncio.Event()
     access.watch(changed.set)
     try:
         yield access, changed, path
@@ -278,7 +278,7 @@ async def test_links_are_swapped(tmp_path: Path) -> None:
     (tmp_path / "..data").symlink_to("first")
     path = tmp_path / "access.toml"
     path.symlink_to("..data/access.toml")
-    access, changed = open_access(path), asyncio.Event()
+    access, changed = open_access(str(path)), asyncio.Event()
     access.watch(changed.set)
     try:
         assert known(access, WEB.key) == "web"
@@ -293,7 +293,7 @@ async def test_links_are_swapped(tmp_path: Path) -> None:
 async def test_a_broken_file_at_start(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     with pytest.raises(InvalidAccess, match=f"{path}: No such file"):
-        open_access(path)
+        open_access(str(path))
     path.write_text("[roles.x]\nmay = 5")
     with pytest.raises(InvalidAccess, match=f"{path}:2: 'may' must be a list of texts"):
-        open_access(path)
+        open_access(str(path))

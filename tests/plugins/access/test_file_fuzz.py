@@ -50,7 +50,7 @@ ODD: tuple[Any, ...] = (
 async def opened(folder: Path) -> Access:
     (folder / "keys.json").write_text(json.dumps(ISSUER.document))
     (folder / "access.toml").write_text(TEXT)
-    return open_access(folder / "access.toml")
+    return open_access(str(folder / "access.toml"))
 
 
 def mutated(value: bytes, source: random.Random) -> bytes:

@@ -93,6 +93,14 @@ def test_keys_are_found_by_discovery_or_by_url() -> None:
         assert issuer.asked[2:] == ["/x"]
 
 
+def test_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    issuer = TokenIssuer()
+    with served(issuer):
+        assert fetch_keys(source(issuer)).find("one", "ES256") is not None
+
+
 @pytest.mark.parametrize(("answer", "problem"), [
     (b"{", "it is no JSON"), (b"[]", "configuration is that of another issuer"),
     (b'{"issuer": "https://other.example", "jwks_uri": "https://other.example"}', "of another is"),

@@ -164,6 +164,8 @@ ISSUER = '[issuers.i]\nissuer = "https://i.example"\naudience = "a"\n'
     (KEY + "roles = []\nkey = 's3cret'\n", 10, "unknown member 'key'"),
     ("[keys.k]\nroles = []\nhash = 's3cret'\n", 9, "'hash' must be sha256: and 64 hexadecimal"),
     (KEY + "roles = []\n" + KEY.replace(".k", ".l") + "roles = []\n", 11, "is that of line 7"),
+    (KEY.replace(".k", ".anonymous") + "roles = []\n", 7, "is the name of clients that prove no"),
+    (KEY + "roles = []\nname = 'anonymous'\n", 10, "is the name of clients that prove nothing"),
     ("[[keys]]\nx = 1\n", 7, "'keys' must be a table"),
     ("[anonymous]\n", 7, "'roles' is missing"),
     ("[anonymous]\nroles = []\nmay = 'infer'\n", 9, "unknown member 'may'"),

@@ -42,12 +42,12 @@ _SCHEME = b"bearer"
 Seen = tuple[tuple[int, ...] | None, ...]
 
 
-def open_access(path: Path) -> Access:
+def open_access(path: str) -> Access:
     """The access that a file describes, which is followed until `close`; raises `InvalidAccess`.
 
     Call it on the event loop that uses it, when it starts.
     """
-    return FileAccess(path)
+    return FileAccess(Path(path))
 
 
 class FileAccess:

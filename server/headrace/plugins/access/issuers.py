@@ -19,7 +19,7 @@ from threading import Event, Thread
 from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 import jwt
 
@@ -159,7 +159,9 @@ def _fetch(url: str, source: KeySource) -> Any:
     deadline = time.monotonic() + _MOST_SECS
     try:
         context = ssl.create_default_context(cafile=source.roots or None)
-        opener = build_opener(HTTPSHandler(context=context), _NoRedirects)
+        # Without TLS no proxy may answer in place of this machine.
+        proxies = [] if url.startswith("https:") else [ProxyHandler({})]
+        opener = build_opener(HTTPSHandler(context=context), _NoRedirects, *proxies)
         request = Request(url, headers={"accept": "application/json"})
         with opener.open(request, timeout=_TIMEOUT_SECS) as answer:
             text = b""

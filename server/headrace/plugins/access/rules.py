@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headrace.plugins.access.tokens import IssuerRule
 
 ALL = "*"
+_ANONYMOUS = "anonymous"
 MAY = tuple(one.value for one in Permission if one is not Permission.OPEN)
 # Names of identities have no colon, so that none is that of a token or of a matched name.
 _NAME = re.compile(r"[\w.@+-]{1,128}", re.ASCII)
@@ -159,7 +160,10 @@ class _RuleReader:
     def _identity_name(self, table: Section, default: str = "") -> str:
         name = table.text("name", default)
         if name:
-            _check_name(table, name, "name" if table.has("name") else "")
+            member = "name" if table.has("name") else ""
+            _check_name(table, name, member)
+            if name == _ANONYMOUS:
+                raise table.error(f"{name!r} is the name of clients that prove nothing", member)
         return name
 
     def key(self, table: Section) -> KeyRule:
@@ -178,7 +182,7 @@ class _RuleReader:
         """Clients that prove nothing."""
         roles = self._roles(table)
         table.end()
-        return Identity("anonymous", "anonymous", roles)
+        return Identity(_ANONYMOUS, _ANONYMOUS, roles)
 
     def certificate(self, table: Section) -> CertificateRule:
         """A rule for certificates."""
