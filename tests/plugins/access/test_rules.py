@@ -4,6 +4,7 @@ import grp
 import json
 import os
 import pwd
+import random
 import re
 from math import inf
 from pathlib import Path
@@ -96,6 +97,7 @@ def test_peers_by_number_user_and_group() -> None:
     ]  # fmt: skip
     assert {one.kind for one in found} == {"peer"}
     assert rules.peer(PeerFacts(uid=4_000_002, gid=1)) is None
+    assert rules.peer(PeerFacts(uid=4_000_002)) is None
     assert rules.peer(PeerFacts("127.0.0.1")) is None  # not over a Unix socket
 
 
@@ -231,6 +233,26 @@ def test_the_documented_file() -> None:
     assert [rule.name for rule in rules.issuers.values()] == ["corp"]
     assert len(rules.certificates) == len(rules.peers) == 1
     assert rules.anonymous is not None
+
+
+def test_mutated_files_are_right_or_refused() -> None:
+    source = random.Random(1)
+    [block] = re.findall(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    pieces = [*"[]{}.,=#'\"\\\n\r\t-0é\0", '"""', "'''", "[[", "]]", "*", "5", "true", "[1]", "{}"]
+    outcomes = set()
+    for _ in range(800):
+        text = list(block)
+        for _ in range(source.randint(1, 3)):
+            at = source.randrange(len(text))
+            text[at : at + source.choice((0, 0, 1, 5, 20))] = source.choice(pieces)
+        try:
+            parse_rules(Path("access.toml"), "".join(text))
+            outcomes.add("right")
+        except InvalidAccess as error:
+            outcomes.add("refused")
+            found = re.match(r"access\.toml:(\d+): .", str(error))
+            outcomes.add("with its line" if found else str(error))
+    assert outcomes == {"right", "refused", "with its line"}
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class PeerRule:
 
     line: int
     users: frozenset[int]
-    group: int
+    group: int | None
     roles: tuple[Role, ...]
     name: str
 
@@ -214,7 +214,7 @@ class _RuleReader:
         table.end()
         if given == ["user"]:
             users = frozenset([_user(table, number)])
-            return PeerRule(table.line, users, -1, roles, name)
+            return PeerRule(table.line, users, None, roles, name)
         group, members = _group(table, number)
         return PeerRule(table.line, members, group, roles, name)
 
