@@ -238,6 +238,13 @@ class Settings:
         section="HTTP and gRPC",
     )
 
+    control_address: str = setting(
+        "",
+        "Address for operations that change models or settings, over HTTP, `HOST:PORT` or"
+        " `unix:PATH`; the other doors are without them then",
+        form=(r"(unix:.+|(\[[0-9a-fA-F:.]+\]|[^:]+):[0-9]{1,5})?", "HOST:PORT or unix:PATH"),
+        metavar="ADDRESS",
+    )
     restricted_api: list[str] = setting(
         [],
         "Require a header (HTTP) or metadata (gRPC) for these categories of operations,"

@@ -13,7 +13,16 @@ from collections.abc import Callable, Sequence
 from headrace.api.header_rules import HeaderRules, Key
 from headrace.api.operations import Category, Operation
 from headrace.core.errors import Forbidden, NotFound, Restricted, Unauthenticated
-from headrace.core.identity import ANYONE, NO_PEER, NOBODY, Access, Identity, PeerFacts, Permission
+from headrace.core.identity import (
+    ANYONE,
+    CHANGING,
+    NO_PEER,
+    NOBODY,
+    Access,
+    Identity,
+    PeerFacts,
+    Permission,
+)
 from headrace.core.texts import shown
 
 AUTHORIZATION = "authorization"  # the header with the client's proof
@@ -30,13 +39,19 @@ class Gate:
     """
 
     def __init__(
-        self, rules: HeaderRules | None = None, access: Access | None = None, noun: str = "API"
+        self,
+        rules: HeaderRules | None = None,
+        access: Access | None = None,
+        noun: str = "API",
+        read_only: bool = False,
     ) -> None:
         """Without `rules`, nothing is restricted or forwarded; without `access`, everyone may do
-        everything. `noun` is what the door's clients call an operation. Raises `ValueError`.
+        everything. `noun` is what the door's clients call an operation. A `read_only` door has no
+        operations that change something. Raises `ValueError`.
         """
         self._watchers: list[Callable[[], object]] = []
         self._noun = noun
+        self._read_only = read_only
         self.changes = 0  # so far
         self.access: Access | None = None
         self.change(rules or HeaderRules())
@@ -84,8 +99,11 @@ class Gate:
         """The client of a request, if it may request the operation at all.
 
         Raises `Restricted` without the header that the operation's category requires,
-        `Unauthenticated`, and `Forbidden` for a client without any role for it.
+        `Unauthenticated`, `Forbidden` for a client without any role for it, and `NotFound` for an
+        operation that the door does not have.
         """
+        if self._read_only and operation.needs(changes) in CHANGING:
+            raise elsewhere()
         key = self.key(operation.category)
         if key is not None and not key.opens(values(key.header)):
             raise Restricted(f"This {self._noun} is restricted, expecting header '{key.header}'")
@@ -104,9 +122,14 @@ class Gate:
                 return NOBODY
             error.challenge = self.access.challenge
             raise
-        if not identity.may_some(permission):
-            raise _missing(identity, permission, "")
-        return identity
+        if identity.may_some(permission):
+            return identity
+        missing = _missing(identity, permission, "")
+        if identity.kind == "anonymous":
+            unproved = Unauthenticated(f"{missing}; it has to send '{AUTHORIZATION}'")
+            unproved.challenge = self.access.challenge
+            raise unproved
+        raise missing
 
     def known(self, category: Category, values: Values, peer: PeerFacts = NO_PEER) -> Identity:
         """The client of a request for a page that shows what such operations do, or `NOBODY`."""
@@ -114,6 +137,11 @@ class Gate:
         if key is not None and not key.opens(values(key.header)):
             return NOBODY
         return self.require(Permission.OPEN, values, peer)
+
+
+def elsewhere() -> NotFound:
+    """The error for an operation that changes something, at a door that has none."""
+    return NotFound("what changes models or settings has an address of its own (--control-address)")
 
 
 def check(identity: Identity, permission: Permission, model: str = "", version: str = "") -> None:

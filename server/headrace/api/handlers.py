@@ -17,11 +17,11 @@ import orjson
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import Message
 
-from headrace.api.gate import check
+from headrace.api.gate import check, elsewhere
 from headrace.api.messages import read_message, request_class
 from headrace.api.operations import OPERATIONS, Document, Operation, by_procedure, handed_on
 from headrace.core.errors import InvalidRequest, Unavailable, Unsupported
-from headrace.core.identity import Identity, Permission
+from headrace.core.identity import CHANGING, Identity, Permission
 from headrace.core.model_spec import LoadParameters
 from headrace.core.tensors import Buffer
 from headrace.core.texts import shown
@@ -98,7 +98,7 @@ def check_model(
     model = names.get("name", "") if operation.of_model else ""
     if model:
         check(identity, permission, model, names.get("version", ""))
-    elif permission in (Permission.CONTROL, Permission.ADMIN):
+    elif permission in CHANGING:
         check(identity, permission)
 
 
@@ -456,8 +456,12 @@ def unary_handlers(
     max_request_bytes: int,
     operations: Sequence[Operation] = OPERATIONS,
     handlers: Mapping[str, Handler] = HANDLERS,
+    read_only: bool = False,
 ) -> dict[str, Unary]:
-    """The procedures answered by the engine, by full path: from message bytes to message bytes."""
+    """The procedures answered by the engine, by full path: from message bytes to message bytes.
+
+    With `read_only`, messages that change something are refused.
+    """
 
     def unary(operation: Operation, handler: Handler) -> Unary:
         async def handle(data: Buffer, call: AskingCall) -> bytes:
@@ -468,7 +472,10 @@ def unary_handlers(
             else:
                 asked = await _read_long(engine, operation, data, max_request_bytes)
             del data
-            check_model(identity, operation, handler.changes(asked), _names(asked))
+            changes = handler.changes(asked)
+            if read_only and operation.needs(changes) in CHANGING:
+                raise elsewhere()
+            check_model(identity, operation, changes, _names(asked))
             found = handler.answer(engine, asked, *((identity,) if handler.listing else ()))
             del asked
             message: Message = await found if isawaitable(found) else found

@@ -25,6 +25,7 @@ class Permission(StrEnum):
 
 
 EVERYTHING = frozenset(Permission)
+CHANGING = frozenset({Permission.CONTROL, Permission.ADMIN})
 
 
 class PeerFacts(NamedTuple):
@@ -140,4 +141,3 @@ class Access(Protocol):
 def identify(access: Access | None, authorization: Sequence[bytes], peer: PeerFacts) -> Identity:
     """The client of a request, `ANYONE` without access control; raises `Unauthenticated`."""
     return ANYONE if access is None else access.identify(authorization, peer)
-

@@ -60,6 +60,7 @@ class DoorsConfig:
     max_request_bytes: int
     access_log: bool
     access_file: str = ""  # identities and roles; "" for none
+    read_only: bool = False  # what changes something is elsewhere
 
 
 # Opens the access that a file describes, by its path, on the event loop that uses it.
@@ -74,8 +75,8 @@ class ClientDoors:
     """The open doors, which share one `admission`, and the gate of each."""
 
     def __init__(self, admission: Admission, config: DoorsConfig) -> None:
-        self.http_gate = Gate(config.http_rules)
-        self.grpc_gate = Gate(config.grpc_rules, noun="protocol")
+        self.http_gate = Gate(config.http_rules, read_only=config.read_only)
+        self.grpc_gate = Gate(config.grpc_rules, noun="protocol", read_only=config.read_only)
         self._admission = admission
         self._limit = config.max_request_bytes
         self._access_log = config.access_log

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp
 
+from headrace.api.gate import Gate
 from headrace.api.handlers import unary_handlers
 from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import NAMED
@@ -73,6 +74,8 @@ class ServerDoors:
         self._engine = engine
         self._config = _config(settings)
         self._clients = ClientDoors(engine.admission, self._config)
+        self._control_gate = Gate(self._config.http_rules)
+        self._control: HttpServer | None = None
         self._metrics: HttpServer | None = None
         self._front_ends: FrontEnds | None = None
         self._others: dict[str, Door] = {}  # of other packages
@@ -89,6 +92,7 @@ class ServerDoors:
         if settings.access:
             self._engine.access = access = ACCESS.load()(settings.access)
             self._clients.follow(access)
+            self._control_gate.follow(access)
         http = grpc = 0
         front_ends = ""
         if count := settings.frontend_count(core_limit()):
@@ -108,6 +112,8 @@ class ServerDoors:
             more = f"  ({front_ends})" if front_ends else ""
             at_port = f"{_host(settings.grpc_address)}:{grpc}{more}" if grpc else ""
             self._show("gRPC", "grpc+unix", at_port)
+        if settings.control_address:
+            print(f"control  {self._open_control(settings.control_address)}")
         if settings.allow_metrics:
             port = self._open_metrics()
             print(f"metrics  http://{_host(settings.metrics_address)}:{port}/metrics")
@@ -149,6 +155,7 @@ class ServerDoors:
     def change_rules(self, http: HeaderRules, grpc: HeaderRules) -> None:
         """Apply header rules to all further requests, also of open connections."""
         self._clients.change_rules(http, grpc)
+        self._control_gate.change(http)
         if self._front_ends is not None:
             self._front_ends.change_rules(http, grpc)
 
@@ -156,15 +163,17 @@ class ServerDoors:
         """Remove the files of Unix sockets."""
         for each in (*self._sockets.values(), *(memory.unix for memory in self._memory)):
             each.remove()
-        for each in self._sockets.values():
-            if self._front_ends is not None:  # which have the socket, and will close it
+        for name, each in self._sockets.items():
+            if (
+                name != "control" and self._front_ends is not None
+            ):  # which have the socket, and will close it
                 each.listener.close()
 
     def end_unfinished(self) -> None:
         """Abandon incomplete requests."""
         self._clients.end_unfinished()
-        if self._metrics is not None:
-            self._metrics.end_unfinished()
+        for server in self._own():
+            server.end_unfinished()
 
     async def close(self, grace: float) -> None:
         """Close every door; requests in flight have `grace` seconds."""
@@ -178,7 +187,11 @@ class ServerDoors:
         await self._tell_others(lambda door: door.close(grace), grace)
         if self._engine.access is not None:
             await self._engine.access.close()
-        await self._clients.close(grace, *(() if self._metrics is None else (self._metrics,)))
+        await self._clients.close(grace, *self._own())
+
+    def _own(self) -> list[HttpServer]:
+        """The doors that are in this process in any case."""
+        return [server for server in (self._control, self._metrics) if server is not None]
 
     # --- of other packages
 
@@ -227,12 +240,40 @@ class ServerDoors:
     async def _open_grpc(self, config: GrpcConfig) -> int:
         settings, engine, limit = self._settings, self._engine, self._config.max_request_bytes
         gate = self._clients.grpc_gate
-        unary = unary_handlers(engine, limit)
+        unary = unary_handlers(engine, limit, read_only=self._config.read_only)
         handlers = all_handlers(engine, engine, unary, engine.readiness, limit, gate)
         listeners = self._listeners("gRPC", config.address)
         if config.transport != "native" and config.address != CLOSED:
             listeners.pop().close()  # grpcio alone cannot explain why a port is refused
         return await self._clients.open_grpc(config, listeners, handlers, settings.reuse_grpc_port)
+
+    def _open_control(self, address: str) -> str:
+        """Open the control door, which has all operations but inference; returns its address.
+
+        Raises `OSError`.
+        """
+        engine, config = self._engine, self._settings
+        path = address.removeprefix("unix:")
+        try:
+            if path != address:
+                unix = self._sockets["control"] = UnixSocket(path, int(config.unix_socket_mode, 8))
+                listener, shown = unix.listener, f"unix:{unix.path}"
+            else:
+                host, _, port = address.rpartition(":")
+                listener = bind(host.strip("[]"), int(port))
+                shown = f"http://{_host(host.strip('[]'))}:{listener.getsockname()[1]}"
+        except OSError as error:
+            why = error.strerror or error
+            raise OSError(f"cannot listen on {address} for control: {why}") from None
+        gate, answers = self._control_gate, engine.admission.answers
+        app = late_app(engine, config.max_request_bytes, gate)
+        self._control = HttpServer(
+            CountedApp(app, answers, config.access_log),
+            [listener], config.http_keep_alive_secs, config.http_body_timeout_secs, gate=gate,
+            admission=engine.admission, read_secs=config.progress_timeout_secs,
+        )  # fmt: skip
+        self._control.start()
+        return shown
 
     def _open_metrics(self) -> int:
         """Open the metrics door; returns its port."""
@@ -337,7 +378,7 @@ def _config(settings: Settings) -> DoorsConfig:
     )  # fmt: skip
     return DoorsConfig(
         http, grpc, settings.http_rules, settings.grpc_rules, settings.max_request_bytes,
-        settings.access_log, settings.access,
+        settings.access_log, settings.access, bool(settings.control_address),
     )  # fmt: skip
 
 

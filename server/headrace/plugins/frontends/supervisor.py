@@ -135,7 +135,7 @@ class Supervisor:
         """`count` front ends, which forward all requests over HTTP but inference to `app`."""
         self.engine = engine
         self.app = app
-        self.unary = unary_handlers(engine, doors.max_request_bytes)
+        self.unary = unary_handlers(engine, doors.max_request_bytes, read_only=doors.read_only)
         limits = engine.admission
         self.document = FrontendConfig(
             doors, limits.max_requests, limits.max_bytes, limits.shares, limits.max_response_bytes,
