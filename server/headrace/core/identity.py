@@ -58,7 +58,10 @@ class Role:
         self._known: dict[tuple[str, str], bool] = {}
 
     def covers(self, model: str, version: str = "") -> bool:
-        """True if the role is for this version of a model; without a version, for any of it."""
+        """True if the role is for this version of a model; without a version, for all of them.
+
+        A request without a version goes to one that the client does not choose.
+        """
         if self.everywhere:
             return True
         key = model, version
@@ -67,10 +70,14 @@ class Role:
             if len(self._known) >= _KNOWN:
                 self._known.clear()
             found = self._known[key] = any(
-                fnmatchcase(model, pattern) and only in ("", version or only)
+                fnmatchcase(model, pattern) and only in ("", version)
                 for pattern, only in self._patterns
             )
         return found
+
+    def knows(self, model: str) -> bool:
+        """True if the role is for any version of a model."""
+        return any(fnmatchcase(model, pattern) for pattern, _ in self._patterns)
 
 
 class Identity:
@@ -104,7 +111,7 @@ class Identity:
 
     def sees(self, model: str) -> bool:
         """True if the identity may know of a model: some role covers it."""
-        return any(role.covers(model) for role in self.roles)
+        return any(role.knows(model) for role in self.roles)
 
     @property
     def sees_all(self) -> bool:
@@ -136,8 +143,3 @@ class Access(Protocol):
 
     async def close(self) -> None:
         """Stop following its sources."""
-
-
-def identify(access: Access | None, authorization: Sequence[bytes], peer: PeerFacts) -> Identity:
-    """The client of a request, `ANYONE` without access control; raises `Unauthenticated`."""
-    return ANYONE if access is None else access.identify(authorization, peer)

@@ -426,7 +426,7 @@ def _head(scope: Scope) -> dict[str, object]:
         "query": scope["query_string"].decode("latin-1"),
         "headers": [(n.decode("latin-1"), v.decode("latin-1")) for n, v in headers],
         "client": (scope.get("client") or ("",))[0],
-        "peer": scope.get(PEER, NO_PEER),
+        "peer": [*scope.get(PEER, NO_PEER)],
         "server": scope.get("server"),
         "body": any(
             name == b"transfer-encoding" or (name == b"content-length" and value != _NO_BODY)
@@ -450,7 +450,7 @@ def forwarding_handler(link: EngineSession, path: str) -> Unary:
 
     async def handler(data: Buffer, call: Any) -> bytes:
         given = call.metadata().get(AUTHORIZATION)
-        head = {"grpc": path, "given": [] if given is None else [given], "peer": call.peer_facts}
+        head = {"grpc": path, "given": [] if given is None else [given], "peer": [*call.peer_facts]}
         _, message = await link.call(head, data)
         return message
 

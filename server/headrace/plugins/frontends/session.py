@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 import orjson
 from starlette.types import ASGIApp, Message, Receive
 
+from headrace.api.gate import Gate
+from headrace.api.operations import by_procedure
 from headrace.core.call import Call, CallContext, InferResponse, Raw, context_of
 from headrace.core.errors import ServerError, Unsupported
-from headrace.core.identity import Identity, PeerFacts, identify
+from headrace.core.identity import Identity, PeerFacts
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Unary
 from headrace.doors.http.asgi import PEER
@@ -93,7 +95,8 @@ class ForwardedCall:
         try:
             if "grpc" in head:
                 given = [text.encode("latin-1", "replace") for text in head["given"]]
-                identity = identify(host.access, given, PeerFacts(*head["peer"]))
+                permission, peer = _TABLE[head["grpc"]].permission, PeerFacts(*head["peer"])
+                identity = host.gate.require(permission, lambda name: given, peer)
                 meta, rest = b"{}", await host.unary[head["grpc"]](body, _Forwarded(identity))
             else:
                 meta, rest = await _http(host.app, head, self._receive)
@@ -141,6 +144,7 @@ async def _http(app: ASGIApp, head: Any, receive: Receive) -> tuple[bytes, bytes
 
 # Members of `Flag`.
 _FINAL, _REFUSE, _RAW, _ONE_ANSWER, _WEB, _UNBEGUN = 2, 4, 8, 48, 80, 128
+_TABLE = by_procedure()
 _CLIENTS = 1024  # known at once
 _PAUSE_BYTES = 1 << 20  # unread by the front end above which models are asked to pause
 _BY_CLIENT, _BY_LINK = 1, 2  # the reasons for pausing a model
@@ -286,7 +290,7 @@ class FrontEndSession:
         self.unlogged = 0  # log lines that the front end could not write
         self._reader = RequestReader()
         self._engine = engine
-        self.access = engine.access
+        self.gate = Gate(access=engine.access)
         self._contexts: dict[str, CallContext] = {}  # of clients, by what the link says of them
         self.admission = engine.admission
         self._account = Account(engine.admission)
