@@ -13,6 +13,15 @@ from tests.support.server_process import ServerProcess, onnx_examples
 CLIENTS = Path(__file__).parents[2] / "examples" / "clients"
 JAVA = Path("/usr/share/java")
 GO = Path("/usr/share/gocode/src/google.golang.org/grpc")
+# Crates of other releases of Debian may not fit together.
+CRATES = Path("/usr/share/cargo/registry")
+RUST = tuple(
+    CRATES / name
+    for name in (
+        "hyper-0.14.19", "prost-0.11.6", "prost-build-0.11.6", "serde-1.0.152",
+        "serde_derive-1.0.152", "serde_json-1.0.87", "tokio-1.24.2",
+    )
+)  # fmt: skip
 # The class path of Java's programs, in the folder of what was built.
 CLASSES = "classes:jars/*"
 
@@ -44,6 +53,8 @@ PROGRAMS = [
     ),
     Program("go", "http", ("go",), ("./http",)),
     Program("go", "grpc", ("go", "protoc", "protoc-gen-go"), ("./grpc",), (GO,)),
+    Program("rust", "http", ("cargo", "protoc"), ("./http",), RUST),
+    Program("rust", "grpc", ("cargo", "protoc"), ("./grpc",), RUST),
 ]  # fmt: skip
 
 
