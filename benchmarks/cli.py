@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.hostile is not None:
             if options.search:
                 return search.main(options.search, options.frontends, options.seed, options.busy)
-            return hostile.main(options.hostile, options.frontends or 0, options.busy)
+            front_ends, low = options.frontends or 0, options.low_role
+            return hostile.main(options.hostile, front_ends, options.busy, low)
         if options.remote:
             seconds = options.seconds or (1.0 if options.quick else 3.0)
             remote.main(seconds, options.repetitions or (1 if options.quick else 5))
@@ -223,6 +224,7 @@ def _parser() -> argparse.ArgumentParser:
         " exceed a bound as short as they can be",
     )  # fmt: skip
     add("--seed", type=int, default=1, help="of --search (default: 1)")
+    add("--low-role", action="store_true", help="with --hostile, clients may change nothing")
     add("--busy", action="store_true", help="with --hostile, allow for a busy machine")
     add(
         "--profile",

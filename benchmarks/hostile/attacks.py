@@ -10,9 +10,11 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from hpack import Encoder, NeverIndexedHeaderTuple
@@ -56,6 +58,8 @@ _BODY = 63 * MB  # a little less than the server takes at most
 _HOLD_SECS = 5.0
 _CONNECTIONS = 10_000
 _CERTIFICATES = Path(__file__).parents[2] / "tests" / "support" / "tls"
+# Everyone may run models, and change nothing.
+LOW_ROLE = (f"--access={Path(__file__).with_name('access.toml')}",)
 _TLS = (
     "--grpc-use-ssl", f"--grpc-server-cert={_CERTIFICATES}/server.pem",
     f"--grpc-server-key={_CERTIFICATES}/server.key",
@@ -653,6 +657,34 @@ def tls_connections(target: Target) -> Fire:
     return fire
 
 
+def wrong_keys(target: Target) -> Fire:
+    """Requests with keys that nobody has, a different one each time."""
+    number = count()
+    connections, batches, batch = 8, 20, 500
+
+    def ask(_: int) -> None:
+        with suppress(OSError), connect(target.http) as made:
+            for _ in range(batches):
+                asked = b"".join(
+                    b"GET /v2 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer hrk_%08x\r\n\r\n"
+                    % next(number)
+                    for _ in range(batch)
+                )
+                made.sendall(asked)
+                left = batch
+                while left:
+                    data = made.recv(MB)
+                    if not data:
+                        return
+                    left -= data.count(b"HTTP/1.1 401")
+
+    def fire() -> None:
+        with ThreadPoolExecutor(connections) as pool:
+            list(pool.map(ask, range(connections)))
+
+    return fire
+
+
 def log_flood(target: Target) -> Fire:
     text = b'{"inputs":[{"name":"input","datatype":"BYTES","shape":[1],"data":["%b"]}]}' % FLOOD
     return _http(target, PYTHON, text, 3)
@@ -751,6 +783,7 @@ ATTACKS = {
         ),
         Attack("many-models", "documents about 1 000 models", many_models, write=write_many_models),
         Attack("log-flood", "300 000 lines from a model", log_flood),
+        Attack("wrong-keys", "80 000 requests with wrong keys", wrong_keys, options=LOW_ROLE),
         Attack("many-threads", "a load request for 4 500 threads", many_threads, options=_EXPLICIT),
         *(
             Attack(

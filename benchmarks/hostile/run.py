@@ -22,7 +22,7 @@ from typing import Self
 
 import psutil
 
-from benchmarks.hostile.attacks import ATTACKS, Attack, EndlessUpstream
+from benchmarks.hostile.attacks import ATTACKS, LOW_ROLE, Attack, EndlessUpstream
 from benchmarks.hostile.wire import allow_connections
 from benchmarks.report import table
 from benchmarks.server import BenchmarkError, Target, proportional, split_cores, started
@@ -75,8 +75,11 @@ class Seen:
         return found
 
 
-def main(names: Sequence[str], front_ends: int, busy: bool) -> int:
-    """Carry out the attacks with these names and print; 1 if a bound was missed."""
+def main(names: Sequence[str], front_ends: int, busy: bool, low_role: bool = False) -> int:
+    """Carry out the attacks with these names and print; 1 if a bound was missed.
+
+    With a `low_role`, the server controls access, and its clients may change nothing.
+    """
     allow_connections()
     bound = BUSY_MS if busy else QUIET_MS
     core, others = split_cores()
@@ -85,7 +88,8 @@ def main(names: Sequence[str], front_ends: int, busy: bool) -> int:
     found: dict[Attack, Seen] = {}
     for name in names:
         attack = ATTACKS[name]
-        found[attack] = seen = _observe(attack, None if front_ends else core, front_ends)
+        more = LOW_ROLE if low_role else ()
+        found[attack] = seen = _observe(attack, None if front_ends else core, front_ends, more)
         missed = ", ".join(seen.missed(bound)) or "well"
         print(f"{name:18} {seen.health * 1e3:9.1f} ms  {missed}", file=sys.stderr, flush=True)
     print(as_table(found, bound))
@@ -114,7 +118,7 @@ def as_table(found: Mapping[Attack, Seen], bound_ms: float) -> str:
     return table(titles, rows, left=1)
 
 
-def _observe(attack: Attack, core: int | None, front_ends: int) -> Seen:
+def _observe(attack: Attack, core: int | None, front_ends: int, more: Sequence[str] = ()) -> Seen:
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-hostile-")))
         attack.write(root)
@@ -123,7 +127,7 @@ def _observe(attack: Attack, core: int | None, front_ends: int) -> Seen:
             stack.callback(upstream.close)
             upstream.write(root)
         options = ["--allow-metrics=true", "--metrics-port=0", f"--frontends={front_ends}"]
-        options += attack.options
+        options += dict.fromkeys((*attack.options, *more))
         log = -1
         if attack.name == "stalled-log":
             log = stack.enter_context(_unread_pipe())
