@@ -118,6 +118,7 @@ MODELS: Mapping[str, tuple[Callable[[Path], object], str]] = {
 }
 # An option that needs a plugin, and the part that it names.
 OPTIONS: Mapping[str, tuple[str, str]] = {
+    "access": ("--access=access.toml", "access"),
     "following": ("--model-control-mode=poll", "poll"),
     "frontends": ("--frontends=1", "frontends"),
     "grpcio": ("--grpc-transport=grpcio", "grpcio"),
@@ -187,6 +188,7 @@ def test_inboxes_are_a_door(tmp_path: Path) -> None:
 # The quick cases of the contract suite that need a plugin: those of files, or of tests. Front ends
 # are further carriers of many tests.
 OWN_CASES: Mapping[str, Sequence[str]] = {
+    "access": ["test_access_file"],
     "cuda_memory": ["test_shared_memory::test_cuda_without_a_gpu"],
     "dialects": ["test_remote_tfserving"],
     "flight": ["test_flight"],
