@@ -23,6 +23,7 @@ from headrace.placement.upstream import options, protocols
 from headrace.placement.worker import environment, python_backend
 from headrace.plugins import dialects, functions, grpcio, openapi, traces
 from headrace.plugins.access.command import ACCESS
+from headrace.plugins.access.file import open_access
 from headrace.plugins.cuda_memory import opener
 from headrace.plugins.environments import command as environments
 from headrace.plugins.environments.resolve import demanded
@@ -113,6 +114,7 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
         part(build.RELOAD)(Reloader),
         part(build.TRACES)(traces.trace_sink),
         part(build.TRAFFIC)(TrafficControl),
+        part(clients.ACCESS)(open_access),
         part(clients.GRPCIO)(grpcio.grpcio_server),
         part(protocols.UPSTREAM_MEMORY)(sharing_clients),
         part(python_backend.FUNCTIONS)(functions.load),
@@ -120,7 +122,7 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
         part(server.FRONT_ENDS)(Supervisor),
         part(upstreams.TRITON_SERVERS)(TritonServers),
     }
-    used_by_programs = {"access", "beam"}  # which imports Apache Beam
+    used_by_programs = {"beam"}  # which imports Apache Beam
     assert found | used_by_programs == PARTS.keys()
 
 
