@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from headrace.api.handlers import HANDLERS, unary_handlers
+from headrace.api.handlers import HANDLERS, BareCall, unary_handlers
 from headrace.api.messages import request_class
 from headrace.api.operations import NAMED, OPERATIONS, Operation
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, Unavailable
@@ -19,7 +19,6 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.protocol.load_json import read_load
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from tests.api.calls import CALL
 from tests.engine.worlds import LOAD_OPTIONS
 
 LIMIT = 1 << 20
@@ -33,7 +32,7 @@ def engine() -> Engine:
 
 
 def handle(engine: Engine, operation: Operation, message: bytes) -> bytes:
-    return asyncio.run(unary_handlers(engine, LIMIT)[operation.procedure](message, CALL))
+    return asyncio.run(unary_handlers(engine, LIMIT)[operation.procedure](message, BareCall()))
 
 
 def field(number: int, content: bytes) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.api.gate import Gate
-from headrace.api.handlers import HANDLERS, Handler, unary_handlers
+from headrace.api.handlers import HANDLERS, BareCall, Handler, unary_handlers
 from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import OPERATIONS, Category, Operation, Route, handed_on
 from headrace.client import ConnectionFailed
@@ -27,7 +27,6 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.plugins.openapi.document import document
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from tests.api.calls import CALL
 from tests.doors.http.asgi import ask
 from tests.engine.worlds import LOAD_OPTIONS
 
@@ -68,12 +67,14 @@ def test_over_http(engine: Engine) -> None:
 
 def test_over_grpc(engine: Engine) -> None:
     unary = unary_handlers(engine, 1 << 20, TABLE, ANSWERING)
-    answer = asyncio.run(unary[PATH](pb.ModelReadyRequest(name="a").SerializeToString(), CALL))
+    answer = asyncio.run(
+        unary[PATH](pb.ModelReadyRequest(name="a").SerializeToString(), BareCall())
+    )
     assert pb.ModelMetadataRequest.FromString(answer) == echo(
         engine, pb.ModelReadyRequest(name="a")
     )
     with pytest.raises(InvalidRequest, match="not a valid ModelReadyRequest message"):
-        asyncio.run(unary[PATH](b"\xff", CALL))
+        asyncio.run(unary[PATH](b"\xff", BareCall()))
     handlers = Handlers({}, unary, {})
     with pytest.raises(Restricted, match="expecting header 'x-key'"):
         restricted(handlers, RULES, TABLE).enter(PATH, {}, NO_PEER)
@@ -131,6 +132,7 @@ def test_the_protocol_page_lists_the_operation() -> None:
     page = (root / "docs" / "protocol.md").read_text(encoding="utf-8")
     assert script["render"](page) == page
     row = (
-        "| `Echo` | `POST /v2/echo/NAME` | `inference.GRPCInferenceService` | metadata | yes | - |"
+        "| `Echo` | `POST /v2/echo/NAME` | `inference.GRPCInferenceService` | metadata | read |"
+        " yes | - |"
     )
     assert row in script["render"](page, TABLE)

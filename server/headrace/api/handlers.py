@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 from google.protobuf.json_format import ParseDict, ParseError
@@ -21,7 +21,7 @@ from headrace.api.gate import check, elsewhere
 from headrace.api.messages import read_message, request_class
 from headrace.api.operations import OPERATIONS, Document, Operation, by_procedure, handed_on
 from headrace.core.errors import InvalidRequest, Unavailable, Unsupported
-from headrace.core.identity import CHANGING, Identity, Permission
+from headrace.core.identity import ANYONE, CHANGING, Identity, Permission
 from headrace.core.model_spec import LoadParameters
 from headrace.core.tensors import Buffer
 from headrace.core.texts import shown
@@ -52,6 +52,12 @@ class AskingCall(Protocol):
     @property
     def identity(self) -> Identity:
         """The client."""
+
+
+class BareCall(NamedTuple):
+    """A procedure call of which no more is known than the client; ours, unless it is given."""
+
+    identity: Identity = ANYONE
 
 
 Unary = Callable[[Buffer, Any], Coroutine[Any, Any, bytes]]

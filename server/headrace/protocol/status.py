@@ -132,7 +132,7 @@ def begun_told(value: bytes) -> bool | None:
 
 _UNAVAILABLE, _DEADLINE, _NOT_FOUND = 14, 4, 5
 _INCONCLUSIVE = frozenset({_UNAVAILABLE, _NOT_FOUND})
-_DENIED = frozenset({7, 16})  # PERMISSION_DENIED, UNAUTHENTICATED
+_DENIED = {7: 403, 16: 401}  # PERMISSION_DENIED, UNAUTHENTICATED
 _CLASSES: dict[int, type[ServerError]] = {
     1: Cancelled,
     2: Unknown,
@@ -285,7 +285,7 @@ def _refused_by_proxy(text: str) -> bool:
 def http_status_of(grpc: int) -> int:
     """The HTTP status equivalent to a gRPC status."""
     if grpc in _DENIED:
-        return 403
+        return _DENIED[grpc]
     kind = _OTHERS.get(grpc) or _CLASSES.get(grpc, ExecutionFailed)
     return STATUS[kind].http
 

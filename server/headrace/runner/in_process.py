@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from headrace.api.handlers import unary_handlers
+from headrace.api.handlers import BareCall, unary_handlers
 from headrace.api.operations import Document, Operation
 from headrace.client import ClientError, StatusError, TimedOut
 from headrace.client.grpc import answer_document, request_message
@@ -182,7 +182,7 @@ class InProcessTransport:
         await asyncio.sleep(0)  # calls that have just been answered are counted by then
         try:
             async with asyncio.timeout(seconds or None):
-                return answer_document(operation, await answer(message, None))
+                return answer_document(operation, await answer(message, BareCall()))
         except ServerError as error:
             raise status_error(error) from None
         except TimeoutError:

@@ -13,12 +13,13 @@ import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive
 
 from headrace.api.gate import Gate
+from headrace.api.handlers import BareCall
 from headrace.api.operations import by_procedure
 from headrace.core.call import Call, CallContext, InferResponse, Raw, context_of
 from headrace.core.errors import ServerError, Unsupported
@@ -97,7 +98,7 @@ class ForwardedCall:
                 given = [text.encode("latin-1", "replace") for text in head["given"]]
                 permission, peer = _TABLE[head["grpc"]].permission, PeerFacts(*head["peer"])
                 identity = host.gate.require(permission, lambda name: given, peer)
-                meta, rest = b"{}", await host.unary[head["grpc"]](body, _Forwarded(identity))
+                meta, rest = b"{}", await host.unary[head["grpc"]](body, BareCall(identity))
             else:
                 meta, rest = await _http(host.app, head, self._receive)
         except ServerError as error:
@@ -148,12 +149,6 @@ _TABLE = by_procedure()
 _CLIENTS = 1024  # known at once
 _PAUSE_BYTES = 1 << 20  # unread by the front end above which models are asked to pause
 _BY_CLIENT, _BY_LINK = 1, 2  # the reasons for pausing a model
-
-
-class _Forwarded(NamedTuple):
-    """The client of a forwarded procedure call."""
-
-    identity: Identity
 
 
 class FrontEndCall(Call):
