@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from headrace import __version__
+from headrace.core.errors import LoadFailed
 from headrace.core.limits import ResidencyOptions
 from headrace.core.plugins import OptionalPart
 from headrace.engine.admission import Admission
@@ -42,6 +43,7 @@ from headrace.observability.machine import Machine
 from headrace.observability.statistics import Sourced, VersionStatistics
 from headrace.observability.trace_settings import TraceConfig, TraceMode
 from headrace.placement.backend import BackendContext, load_backends
+from headrace.placement.confinement import WorkerUser
 from headrace.placement.cores import core_limit
 from headrace.placement.local.gpus import CudaDriver, GpuReader, Gpus
 from headrace.repository.catalogue import NO_SUCH, Catalogue, at_start, open_store
@@ -74,6 +76,18 @@ def make_tracing(config: TraceConfig) -> Tracing:
     return Tracing(config)
 
 
+def _report_isolation(settings: Settings) -> None:
+    """Log what confines Python models, and what is missing; raises `LoadFailed`."""
+    try:
+        told, missing = settings.isolation_report()
+    except ValueError as error:
+        raise LoadFailed(f"isolation of models: {error}") from None
+    if told:
+        log.info("Python models are isolated by: %s", ", ".join(told))
+    for line in missing:
+        log.warning("isolation of models: %s", line)
+
+
 def build_engine(
     settings: Settings,
     logs: LogControl | None = None,
@@ -85,6 +99,7 @@ def build_engine(
     `logs` changes the settings of the log, and `tracing` writes traces; by default neither happens.
     Raises `LoadFailed` for settings that need a part which the server is without.
     """
+    _report_isolation(settings)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     admission = Admission(
         settings.max_admitted_requests,
@@ -101,6 +116,7 @@ def build_engine(
         settings.default_max_batch_size,
         settings.environments,
         settings.allow_in_process_python,
+        settings.isolation,
         settings.model_load_thread_count,
         settings.model_load_retry_count,
         settings.model_load_timeout_secs,
@@ -197,6 +213,7 @@ def _control(settings: Settings) -> ControlOptions:
         _catalogue(settings),
         LoadOverrides[settings.load_overrides.upper()],
         settings.max_override_bytes,
+        readers=next((WorkerUser.of(user).gid for user in settings.worker_user), None),
     )
 
 

@@ -27,7 +27,7 @@ from headrace.placement.upstream.triton_options import TritonOptions
 from headrace.protocol.http2.keep_alive import KeepAlive
 
 if TYPE_CHECKING:
-    from headrace.core.model_spec import EnvironmentOptions
+    from headrace.core.model_spec import EnvironmentOptions, IsolationOptions
     from headrace.observability.statistics import MetricsOptions
 
 _CATEGORIES = ", ".join(f"`{category}`" for category in Category)
@@ -230,6 +230,45 @@ class Settings:
         1800, "Timeout for building one environment", least=1
     )
 
+    worker_user: list[str] = setting(
+        [],
+        "User to run Python models as, by name or `UID:GID`: the first one given, or the one of"
+        " these that a model's parameter `worker_user` names; without this option a model may name"
+        " any user but root; needs a server that runs as root",
+        between=",",
+        metavar="USER",
+        section="Isolation of models",
+    )
+    worker_sandbox: str = setting(
+        "off",
+        "Let Python models read only their own files, their environment and the system's programs"
+        " and libraries, and write only to a directory of their own: `preferred`, where the kernel"
+        " has Landlock; `required`, or not start",
+        choices=("off", "preferred", "required"),
+    )
+    sandbox_read: list[str] = setting(
+        [],
+        "Further files or directories that models in a sandbox may read",
+        metavar="PATH",
+    )
+    sandbox_write: list[str] = setting(
+        [],
+        "Further files or directories that models in a sandbox may read and write, such as"
+        " `/dev/shm`",
+        metavar="PATH",
+    )
+    worker_processes: int = setting(
+        4096,
+        "Processes and threads that the user of confined models may have in total; not enforced"
+        " for root; 0: no limit",
+    )
+    scratch_bytes: int = setting(
+        1 << 30,
+        "Bytes that a confined model may have in its directory for temporary files; beyond it, its"
+        " worker is killed and restarted",
+        least=1 << 20,
+    )
+
     access: str = setting(
         "",
         "TOML file of roles and of who has them: API keys, tokens, certificates and users of Unix"
@@ -245,6 +284,7 @@ class Settings:
         form=(r"(unix:.+|(\[[0-9a-fA-F:.]+\]|[^:]+):[0-9]{1,5})?", "HOST:PORT or unix:PATH"),
         metavar="ADDRESS",
     )
+
     restricted_api: list[str] = setting(
         [],
         "Require a header (HTTP) or metadata (gRPC) for these categories of operations,"
@@ -607,6 +647,22 @@ class Settings:
         )  # fmt: skip
 
     @property
+    def isolation(self) -> "IsolationOptions":
+        """Settings that confine Python models."""
+        from headrace.core.model_spec import IsolationOptions  # with numpy
+
+        return IsolationOptions(
+            tuple(self.worker_user), self.worker_sandbox, tuple(self.sandbox_read),
+            tuple(self.sandbox_write), self.worker_processes, self.scratch_bytes,
+        )  # fmt: skip
+
+    def isolation_report(self) -> tuple[list[str], list[str]]:
+        """Protections from models, and missing ones; raises `ValueError` if one is required."""
+        from headrace.placement.confinement import isolation_report
+
+        return isolation_report(self.isolation)
+
+    @property
     def http_rules(self) -> HeaderRules:
         """Header rules of the HTTP door."""
         return HeaderRules(
@@ -720,6 +776,7 @@ class Settings:
             ("--metrics-config:", lambda: self.metrics),
             ("--trace-config:", lambda: self.traces),
             ("--worker-env: expected", lambda: self.environments),
+            ("isolation of models:", self.isolation_report),
             ("--http-allowed-origin:", http.allowed_origins),
             # Without the values, which are secrets.
             ("--restricted-api:", HeaderRules(restricted_at_both=self.restricted_api).keys),

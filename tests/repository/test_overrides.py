@@ -24,6 +24,7 @@ from headrace.repository.overrides import (
     MOST_FILES,
     Uploads,
     checked_paths,
+    isolated_as,
     of_own_files,
     overridden,
 )
@@ -66,6 +67,23 @@ def test_scheduling_settings_may_be_overridden() -> None:
     }
     assert config.optimization.graph.level == 1
     assert len(config.optimization.execution_accelerators.cpu_execution_accelerator) == 1
+
+
+def test_a_request_that_may_contain_code_keeps_the_isolation_of_the_repository() -> None:
+    base = ModelConfig()
+    base.parameters["worker_user"].string_value = "models"
+    base.parameters["nice"].string_value = "5"
+    found = isolated_as(base, parse_json_config('{"max_batch_size": 2}', "c")).config
+    assert (found.max_batch_size, set(found.parameters)) == (2, {"worker_user"})
+    assert found.parameters["worker_user"].string_value == "models"
+    same = '{"parameters": {"worker_user": {"string_value": "models"}}}'
+    assert set(isolated_as(base, parse_json_config(same, "c")).config.parameters) == {"worker_user"}
+    for name in ("worker_user", "worker_sandbox"):
+        text = f'{{"parameters": {{"{name}": {{"string_value": "other"}}}}}}'
+        with pytest.raises(InvalidConfig, match="cannot change how a model is isolated"):
+            isolated_as(base, parse_json_config(text, "c"))
+        with pytest.raises(InvalidConfig, match=rf"parameters\['{name}'\]"):
+            isolated_as(ModelConfig(), parse_json_config(text, "c"))
 
 
 def test_gpu_settings_may_be_overridden() -> None:
@@ -251,6 +269,17 @@ def test_files_have_their_own_directory_while_in_use(temporary: Path) -> None:
     uploads.put("m", files)
     assert two.path.exists()
     uploads.close()
+    uploads.close()
+
+
+def test_a_group_may_read_uploads(temporary: Path) -> None:
+    uploads = Uploads(10, os.getegid())
+    token = uploads.put("m", checked_paths({"1/model.onnx": b"abc"}))
+    lease = uploads.materialise("m", token)
+    path = lease.path
+    paths = (path.parent, path, path / "1", path / "1" / "model.onnx")
+    modes = [stat.S_IMODE(each.stat().st_mode) for each in paths]
+    assert modes == [0o710, 0o750, 0o750, 0o640]
     uploads.close()
 
 

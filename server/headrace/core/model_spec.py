@@ -31,6 +31,33 @@ class EnvironmentOptions:
     cache_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class IsolationOptions:
+    """Settings that confine the processes of models.
+
+    `users` are those that they may run as, by name or `UID:GID`: the first by default. `sandbox` is
+    `off`, `preferred`, which goes without where the kernel has none, or `required`; in it, paths of
+    `readable` and `writable` can be reached besides the model's own. A user has at most `processes`
+    processes and threads, any number for 0, and a scratch directory at most `scratch_bytes`.
+    """
+
+    users: tuple[str, ...] = ()
+    sandbox: str = "off"
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    processes: int = 0
+    scratch_bytes: int = 1 << 30
+
+    def confines(self, parameters: Mapping[str, str]) -> bool:
+        """True if a model with these parameters is confined."""
+        asked = not ISOLATION_PARAMETERS.isdisjoint(parameters)
+        return asked or bool(self.users) or self.sandbox != "off"
+
+
+# Parameters of a model that the server's operator decides, whoever else may load models.
+ISOLATION_PARAMETERS = frozenset({"worker_user", "worker_sandbox"})
+
+
 def variable_names(text: str) -> tuple[str, ...]:
     """Parse a comma-separated list of names, or patterns of names, of environment variables.
 
@@ -60,7 +87,8 @@ class LoadSpec:
     `as_json` returns the configuration as JSON, as far as known before loading; most backends do
     not ask. `auto_complete` allows the model to complete it, with `default_max_batch_size` if the
     configuration sets none; 0 disables that. After `deadline`, of the monotonic clock, loading is
-    abandoned. `limits` are the server's execution limits, which `parameters` may override.
+    abandoned. `limits` are the server's execution limits, which `parameters` may override, and
+    `isolation` confines processes; None for commands, which only prepare environments.
     """
 
     model: str
@@ -83,6 +111,7 @@ class LoadSpec:
     pinned_outputs: bool = True
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
     single_file: bool = False
+    isolation: IsolationOptions | None = None
 
     @property
     def config(self) -> str:

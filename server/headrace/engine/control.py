@@ -36,12 +36,19 @@ from headrace.engine.pieces import Pieces
 from headrace.engine.version import State
 from headrace.engine.workbench import Stopped, Threads
 from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.catalogue import DUPLICATE, NO_SUCH, Catalogue
 from headrace.repository.completion import normalise
-from headrace.repository.config import ConfigFile, parse_json_config
+from headrace.repository.config import ConfigFile, parse_json_config, read_config
 from headrace.repository.layout import ModelSource, materialised
 from headrace.repository.model_files import Fingerprint, fingerprint
-from headrace.repository.overrides import Uploads, checked_paths, of_own_files, overridden
+from headrace.repository.overrides import (
+    Uploads,
+    checked_paths,
+    isolated_as,
+    of_own_files,
+    overridden,
+)
 from headrace.repository.store import Stored
 
 _NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
@@ -91,7 +98,8 @@ class ControlOptions:
     """Settings of model control; `catalogue` lists what may be loaded by name.
 
     Load requests may contain what `overrides` allows, and at most `max_bytes` of files in use at a
-    time. At most `max_new_models` models outside of repositories are kept.
+    time, which the group `readers` may read, too. At most `max_new_models` models outside of
+    repositories are kept.
     """
 
     mode: ControlMode = ControlMode.NONE
@@ -99,6 +107,7 @@ class ControlOptions:
     overrides: LoadOverrides = LoadOverrides.CONFIG
     max_bytes: int = 1 << 30
     max_new_models: int = 1_000
+    readers: int | None = None
 
 
 NO_PARAMETERS = LoadParameters()
@@ -125,7 +134,7 @@ class Control:
         self.pieces = pieces
         self._options = options
         self.catalogue = options.catalogue  # of what may be loaded by name
-        self._uploads = Uploads(options.max_bytes)
+        self._uploads = Uploads(options.max_bytes, options.readers)
         self._open = open_source
         self._uploaded: dict[str, None] = {}  # names outside of repositories, oldest first
         self._threads = Threads(_READERS, "read repositories")
@@ -357,7 +366,8 @@ class Control:
         if file.config.name == source.name:  # the name that clients use
             file.config.name = source.written_name
         if self._options.overrides is LoadOverrides.CODE:
-            return file
+            written = read_config(source.config_path, source.name)
+            return isolated_as(written.config, file)
         opened = self._open(source)
         return overridden(opened.file, normalise(opened.config), file)
 
@@ -374,6 +384,8 @@ class Control:
         restricted = self._options.overrides is not LoadOverrides.CODE
         if restricted:
             of_own_files(file)
+        else:
+            isolated_as(ModelConfig(), file)
         token = self._uploads.put(name, checked_paths(parameters.files))
         stored = Stored(self._uploads, name, token)
         source = materialised(ModelSource(name, Path(), None, (), stored=stored))

@@ -390,6 +390,7 @@ def _spec(
         path=source.model_path(version, config.default_model_filename),
         single_file=source.file is not None,
         environments=options.environments,
+        isolation=options.isolation,
         deadline=monotonic() + limit + _GRACE_SECS if limit else inf,
         limits=options.limits,
     )

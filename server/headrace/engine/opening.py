@@ -17,7 +17,7 @@ from headrace.core.errors import (
     RepositoryError,
 )
 from headrace.core.limits import ExecutionLimits
-from headrace.core.model_spec import EnvironmentOptions
+from headrace.core.model_spec import EnvironmentOptions, IsolationOptions
 from headrace.engine.chain import STAGES, StagePlugin
 from headrace.observability.machine import GrowthMeter
 from headrace.observability.statistics import FIRST_RESPONSE
@@ -45,7 +45,8 @@ class LoadOptions:
     `host` is the interface for models while they are started and warmed up, None for none. With
     `elsewhere`, models are checked for another machine, whatever GPUs this one has. `limits` are
     those on executions, and `overload_delay_ms` that on the delay in an overloaded queue, unless a
-    model's configuration has its own. `stages` are those of plugins, by name.
+    model's configuration has its own. `isolation` confines models' processes. `stages` are those of
+    plugins, by name.
     """
 
     cores: int
@@ -53,6 +54,7 @@ class LoadOptions:
     default_max_batch_size: int = 64
     environments: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     in_process_python: bool = False
+    isolation: IsolationOptions | None = None
     threads: int = 4
     retries: int = 0
     limit_secs: float = 0.0

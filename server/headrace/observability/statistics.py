@@ -169,7 +169,7 @@ class EndKind(StrEnum):
     EXIT = "exit"  # exited by itself, with any status
     SIGNAL = "signal"  # crashed, or killed from outside
     HANG = "hang"  # no heartbeat
-    LIMIT = "limit"  # a batch exceeded its time limit
+    LIMIT = "limit"  # a batch exceeded its time limit, or temporary files their size
     NONSENSE = "nonsense"  # it sent an invalid frame
     ABANDONED = "abandoned"  # it continued an abandoned execution
 

@@ -3,7 +3,8 @@
 Each is in a process group of its own, so that a signal from a terminal reaches only the server,
 which ends them in order; all descendants end with a process. Its output goes to the log line by
 line, and its end is noticed at once, by its process descriptor. It gets only those environment
-variables that are not secret and that it needs (`passed_variables`). A program that would outlive
+variables that are not secret and that it needs (`passed_variables`), and no more rights than its
+`Confinement` leaves, if it has one. A program that would outlive
 the server, since it does not know about it, runs under a reaper (see `reaper`).
 
 A process may be created on any thread. From `attach` to `detach` an event loop owns it.
@@ -22,6 +23,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from time import monotonic
+from typing import Any
+
+from headrace.placement.confinement import Confinement
+from headrace.placement.scratch import Scratch
+from headrace.workers.confine import REFUSED
 
 _printed = logging.getLogger("headrace.model")
 _REAPER = Path(__file__).with_name("reaper.py")
@@ -110,6 +116,7 @@ class ProcessOutput:
         self.name = name
         self.fields = dict(fields or {})
         self.ended = False  # no more output will follow
+        self.last = ""  # the last line
         self.descriptor = -1  # non-blocking; closed by the process object
         self._text = b""
         self._unlogged: deque[bytes] = deque()  # lines that were read
@@ -146,7 +153,8 @@ class ProcessOutput:
 
     def line(self, line: bytes) -> None:
         """Log a line of the process's output."""
-        self.note(logging.INFO, line.decode(errors="replace").rstrip())
+        self.last = line.decode(errors="replace").rstrip()
+        self.note(logging.INFO, self.last)
 
     def note(self, level: int, text: str, fields: dict[str, object] | None = None) -> None:
         """Log a line, and the lines below it, within the limits."""
@@ -202,12 +210,22 @@ class ChildProcess:
         folder: Path | None = None,
         reaping: Reaping | None = None,
         lifeline: bool = False,
+        confinement: Confinement | None = None,
     ) -> None:
         """Start a process, under a reaper if `reaping` is given; raises `OSError`.
 
+        One with a `confinement` works in a scratch directory, which is removed at its end.
         The process inherits `descriptors`, and the server's output unless `output` is given. Its
         standard input is a `lifeline`, see `headrace.workers.lifeline`, or empty.
         """
+        self.scratch: Scratch | None = None
+        identity: Mapping[str, Any] = {}
+        if confinement is not None:
+            user = confinement.user
+            self.scratch = Scratch(*((user.uid, user.gid) if user else (None,)))
+            folder, identity = self.scratch.path, confinement.identity
+            environment = {**environment, **confinement.variables(folder)}
+            command = confinement.command(folder, command)
         self.output = output
         self.ended = False
         self.status = 0  # exit status once ended; negative for a signal number
@@ -215,19 +233,24 @@ class ChildProcess:
         if reaping is not None:
             given = reaping.region, reaping.directory
             command = [sys.executable, "-I", "-S", str(_REAPER), *given, *command]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE if self._reaped or lifeline else subprocess.DEVNULL,
-            stdout=None if output is None else subprocess.PIPE,
-            stderr=None if output is None else subprocess.STDOUT,
-            pass_fds=descriptors, env=environment, cwd=folder, process_group=0,
-        )  # fmt: skip
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE if self._reaped or lifeline else subprocess.DEVNULL,
+                stdout=None if output is None else subprocess.PIPE,
+                stderr=None if output is None else subprocess.STDOUT,
+                pass_fds=descriptors, env=environment, cwd=folder, process_group=0, **identity,
+            )  # fmt: skip
+        except OSError:
+            self._remove_scratch()
+            raise
         self.pid = self._process.pid
         try:
             self._watch = os.pidfd_open(self.pid)
         except OSError:
             self._process.kill()
             self._process.communicate()
+            self._remove_scratch()
             raise
         if output is not None:
             assert self._process.stdout is not None
@@ -240,6 +263,8 @@ class ChildProcess:
     @property
     def end(self) -> str:
         """A description of how the process ended."""
+        if self.status == REFUSED and self.scratch is not None and self.output is not None:
+            return f"could not be confined: {self.output.last}"
         number = self.status - 128 if self._reaped and self.status > 128 else -self.status
         if number > 0:
             with suppress(ValueError):
@@ -316,6 +341,10 @@ class ChildProcess:
         elif paused:
             loop.add_reader(output.descriptor, self._on_output, loop)
 
+    def _remove_scratch(self) -> None:
+        if self.scratch is not None:
+            self.scratch.remove()
+
     def _reap(self) -> None:
         if not self._reaped:
             self._kill_group()  # kill descendants before the process id can be reused
@@ -326,6 +355,7 @@ class ChildProcess:
         self.ended = True
         on_exit = self._on_exit
         self.detach()
+        self._remove_scratch()
         os.close(self._watch)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

@@ -5,18 +5,14 @@ they may set how a model is served, but not which code runs, which files are rea
 what the model trusts. So some fields may have any value; the others stay as in the repository.
 
 Uploaded files are kept as long as they are in use, in a directory that only the server's user may
-access. It is created anew, so that it contains nothing that a path could escape by, and paths are
-checked before anything is written. It is removed with the process; leftovers of a killed process
-are removed when the next one creates its own.
+access, and the group of models' processes. It is created anew, so that it contains nothing that a
+path could escape by, and paths are checked before anything is written. It is removed with the
+process, or by a later one.
 """
 
-import fcntl
 import os
-import shutil
-import stat
 import tempfile
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Set
-from contextlib import suppress
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Set
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -26,6 +22,8 @@ from weakref import WeakValueDictionary
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from headrace.core.errors import InvalidRequest, LoadFailed
+from headrace.core.kept_directory import KeptDirectory, remove_tree
+from headrace.core.model_spec import ISOLATION_PARAMETERS
 from headrace.core.tensors import Buffer
 from headrace.core.texts import whole_number
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
@@ -48,15 +46,15 @@ class Uploads:
 
     address = ""  # they are in no repository
 
-    def __init__(self, max_bytes: int) -> None:
-        """At most `max_bytes` of files are kept in total."""
+    def __init__(self, max_bytes: int, group: int | None = None) -> None:
+        """At most `max_bytes` of files are kept in total; `group` may read them, too."""
         self._max_bytes = max_bytes
+        self._group = group
         self._bytes = 0
         self._count_of = 0
         self._new: dict[tuple[str, Hashable], Lease] = {}  # that nobody has taken yet
         self._kept = WeakValueDictionary[tuple[str, Hashable], Lease]()
-        self._root: Path | None = None
-        self._root_lock = -1
+        self._root: KeptDirectory | None = None
         self._guard = RLock()  # reentrant: a lease may be collected while this is held
 
     def put(self, name: str, files: Mapping[tuple[str, ...], Buffer]) -> Hashable:
@@ -77,6 +75,8 @@ class Uploads:
                 file = path.joinpath(*parts)
                 file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _write(file, content)
+            for below in path.rglob("*"):
+                self._share(below, 0o750 if below.is_dir() else 0o640)
         except OSError as error:
             raise _failed(error) from error
         with self._guard:
@@ -108,8 +108,7 @@ class Uploads:
         with self._guard:
             root, self._root = self._root, None
             if root is not None:
-                shutil.rmtree(root, ignore_errors=True)
-                os.close(self._root_lock)
+                root.close()
 
     def _count(self, nbytes: int) -> None:
         with self._guard:
@@ -123,12 +122,17 @@ class Uploads:
     def _make_directory(self) -> Path:
         with self._guard:
             if self._root is None:
-                _remove_left_behind(Path(tempfile.gettempdir()))
-                root = Path(tempfile.mkdtemp(prefix=_PREFIX))
-                self._root_lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                fcntl.flock(self._root_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._root = root
-            return Path(tempfile.mkdtemp(dir=self._root))
+                self._root = KeptDirectory(_PREFIX)
+                self._share(self._root.path, 0o710)
+            path = Path(tempfile.mkdtemp(dir=self._root.path))
+            self._share(path, 0o750)
+            return path
+
+    def _share(self, path: Path, mode: int) -> None:
+        """Let the group of models' processes read a file or directory, by permissions `mode`."""
+        if self._group is not None:
+            os.chown(path, -1, self._group)
+            path.chmod(mode)
 
 
 def checked_paths(files: Mapping[str, Buffer]) -> dict[tuple[str, ...], Buffer]:
@@ -186,33 +190,9 @@ def _remove(path: Path, gone: Callable[[], None]) -> None:
     """Remove on a thread: it may take long, and the last reference may be dropped anywhere."""
     gone()
     try:
-        Thread(target=shutil.rmtree, args=(path, True), daemon=True).start()
+        Thread(target=remove_tree, args=(path,), daemon=True).start()
     except RuntimeError:  # the process is ending
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove_left_behind(directory: Path) -> None:
-    """Remove the directories of this user's processes that no longer exist."""
-    for path in _own(directory):
-        with suppress(OSError):
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
-
-
-def _own(directory: Path) -> Iterable[Path]:
-    try:
-        found = list(directory.glob(f"{_PREFIX}*"))
-    except OSError:
-        return
-    for path in found:
-        with suppress(OSError):
-            status = path.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-                yield path
+        remove_tree(path)
 
 
 # Settings that control how a model is served.
@@ -258,6 +238,27 @@ def of_own_files(override: ConfigFile) -> ConfigFile:
     labels = {output.label_filename for output in change.output}
     refuse(override, _problems(whole, change, labels))
     return override
+
+
+def isolated_as(base: ModelConfig, override: ConfigFile) -> ConfigFile:
+    """An override that may contain anything, with the isolation of the repository's configuration.
+
+    Whoever may run code must not choose its user. Raises `InvalidConfig` for another isolation.
+    """
+    change = override.config
+    asked = sorted(ISOLATION_PARAMETERS & set(change.parameters))
+    refuse(
+        override,
+        [
+            Problem(f"parameters['{name}']", "a request cannot change how a model is isolated")
+            for name in asked
+            if change.parameters[name] != base.parameters.get(name)
+        ],
+    )
+    merged = deepcopy(change)
+    for name in ISOLATION_PARAMETERS & set(base.parameters):
+        merged.parameters[name].CopyFrom(base.parameters[name])
+    return ConfigFile(override.name, merged, override.lines)
 
 
 def _problems(whole: ModelConfig, change: ModelConfig, labels: Set[str]) -> Iterator[Problem]:

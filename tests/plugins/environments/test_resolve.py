@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import InvalidOption, LoadFailed
-from headrace.core.model_spec import EnvironmentOptions, LoadSpec
+from headrace.core.model_spec import EnvironmentOptions, IsolationOptions, LoadSpec
 from headrace.placement.worker.environment import Environment, demanded, environment_of
 from headrace.plugins.environments.cache import cache_of
 from headrace.plugins.environments.interpreters import choose, probe
@@ -145,8 +145,28 @@ def test_models_without_an_environment(spec: LoadSpec, tmp_path: Path) -> None:
     given = replace(spec, parameters={"python": "/some/python"})
     assert environment_of(given) == Environment("/some/python")
     spec.path.write_text("# /// script\n# requires-python = '>=3.10'\n# ///\n")
-    assert environment_of(spec) == Environment(sys.executable)
+    base = str(Path(sys.executable).resolve().parents[1])
+    assert environment_of(spec) == Environment(sys.executable, base=base)
     assert not (tmp_path / "cache").exists()
+
+
+def test_the_server_runs_no_program_of_an_isolated_model(spec: LoadSpec, tmp_path: Path) -> None:
+    program = spec.root / "environment" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
+    program.chmod(0o755)
+    isolated = replace(spec, isolation=IsolationOptions(sandbox="preferred"))
+    prefix = str(program.parents[1])
+    ready = replace(isolated, parameters={"EXECUTION_ENV_PATH": prefix})
+    assert environment_of(ready) == Environment(str(program), prefix)
+    (spec.root / "requirements.txt").write_text("packaging\n")
+    for parameters, error in (
+        ({"python": str(program)}, r"does not run an isolated model's interpreter"),
+        ({}, r"isolated models use only environments that exist"),
+    ):
+        with pytest.raises((InvalidOption, LoadFailed), match=error):
+            environment_of(replace(isolated, parameters=parameters))
+    assert not (tmp_path / "executed").exists()
 
 
 def test_an_interpreter_by_its_name(

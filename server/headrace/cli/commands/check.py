@@ -43,6 +43,7 @@ def check_models(given: argparse.Namespace, settings: Settings) -> int:
         default_max_batch_size=settings.default_max_batch_size,
         environments=settings.environments,
         in_process_python=settings.allow_in_process_python,
+        isolation=settings.isolation,
         stages=load_stages(),
     )
     context = BackendContext(trust_model_code=settings.trust_model_code, tritons=settings.tritons)

@@ -14,12 +14,14 @@ from headrace.core.plugins import PluginGroup
 class Environment:
     """An interpreter and, if it belongs to the model, the environment's directory.
 
-    `hold` keeps a cached environment from being removed while this value exists.
+    `hold` keeps a cached environment from being removed while this value exists. `base` is the
+    directory of the interpreter that it was made from.
     """
 
     python: str
     prefix: str = ""
     hold: object = None
+    base: str = ""
 
 
 Provide = Callable[[], Environment]  # blocks; raises `LoadFailed` or `InvalidOption`

@@ -29,6 +29,7 @@ from headrace.placement.placement import ModelServices, NoServices, Surroundings
 from headrace.placement.warming import Sample, Warming
 from headrace.placement.worker.conversation import Conversation, ModelCalls, Slot
 from headrace.placement.worker.environment import environment_of
+from headrace.placement.worker.isolation import confinement_of
 from headrace.placement.worker.python_options import (
     CODE_ROWS,
     RunOptions,
@@ -232,6 +233,7 @@ class LoadedWorker(Servable):
             self._environment.prefix,
             self.options.limits,
             (*spec.environments.variables, *self.options.variables),
+            confinement_of(spec, self.options, self._environment),
         )
         self.process, self._said = self._loaded(spec.auto_complete, spec.deadline)
         self.traits = ModelTraits(

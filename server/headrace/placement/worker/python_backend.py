@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.core.errors import InvalidOption
 from headrace.core.model_spec import LoadSpec
 from headrace.core.plugins import OptionalPart
 from headrace.placement.backend import Backend, BackendContext
@@ -78,8 +79,14 @@ class PythonBackend(Backend):
             )
 
     def load(self, spec: LoadSpec) -> Servable:
-        """Import the model in a worker, or in this process if configured; raises `LoadFailed`."""
+        """Import the model in a worker, or in this process if configured.
+
+        Raises `LoadFailed` or `InvalidOption`.
+        """
         here = spec.parameters.get("execution") in IN_PROCESS
+        if here and spec.isolation is not None and spec.isolation.confines(spec.parameters):
+            text = "a model in the server's process cannot be isolated from it"
+            raise InvalidOption("parameters['execution']", text)
         return self.load_here(spec) if here else self.load_apart(spec)
 
     def load_apart(self, spec: LoadSpec) -> "LoadedWorker":

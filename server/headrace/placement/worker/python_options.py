@@ -22,6 +22,7 @@ from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import LoadSpec, variable_names
 from headrace.core.texts import seconds, unexpected, whole
 from headrace.placement.child_process import passed_variables
+from headrace.placement.confinement import Confinement
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.scheduling.quarantine import DEATHS
 from headrace.workers.limits import WorkerLimits
@@ -39,7 +40,7 @@ WORKER_PARAMETERS = frozenset(
     {
         "EXECUTION_ENV_PATH", "execution_limit_secs", "stall_secs", "heartbeat_secs", "max_rss",
         "max_requests", "quarantine_deaths", "nice", "memory_limit", "max_open_files", "python",
-        "worker_env",
+        "worker_env", "worker_user", "worker_sandbox", "max_processes", "scratch_bytes",
     }
 )  # fmt: skip
 
@@ -51,7 +52,8 @@ class WorkerOptions:
     `execution` limits a batch, `heartbeat_secs` the time without a heartbeat, `max_rss` and
     `max_requests` the life of a process, and `quarantine_deaths` is the number of deaths after
     which an input is refused. `variables` are names or patterns of further environment variables
-    for the model.
+    for the model. `user` and `sandboxed` are what the model asks for, `scratch_bytes` the size of
+    its scratch directory.
     """
 
     execution: ExecutionLimits = field(default_factory=ExecutionLimits)
@@ -61,6 +63,9 @@ class WorkerOptions:
     quarantine_deaths: int = DEATHS
     limits: WorkerLimits = field(default_factory=WorkerLimits)
     variables: tuple[str, ...] = ()
+    user: str = ""
+    sandboxed: bool = False
+    scratch_bytes: int = 0
 
     @classmethod
     def of(
@@ -85,6 +90,9 @@ class WorkerOptions:
             deaths,
             _limits(parameters),
             _variables(parameters),
+            parameters.get("worker_user", ""),
+            _sandboxed(parameters),
+            _size(parameters, "scratch_bytes"),
         )
 
 
@@ -101,7 +109,15 @@ def _limits(parameters: Mapping[str, str]) -> WorkerLimits:
         raise unexpected(
             parameters, "max_open_files", f"0 or a number from {_LEAST_FILES} to {limit}"
         )
-    return WorkerLimits(nice, memory, files)
+    processes = whole(parameters, "max_processes")
+    return WorkerLimits(nice, memory, files, processes)
+
+
+def _sandboxed(parameters: Mapping[str, str]) -> bool:
+    if parameters.get("worker_sandbox", "required") != "required":
+        expected = "required; what the server's --worker-sandbox demands cannot be lowered"
+        raise unexpected(parameters, "worker_sandbox", expected)
+    return "worker_sandbox" in parameters
 
 
 def _variables(parameters: Mapping[str, str]) -> tuple[str, ...]:
@@ -164,7 +180,8 @@ class WorkerSpec:
     """The specification of a worker process, and its owner for the log.
 
     `threads` is for numeric libraries. `prefix` is the directory of the model's own environment.
-    `variables` are names or patterns of further environment variables.
+    `variables` are names or patterns of further environment variables. A process with a
+    `confinement` has its `limits`, instead of these.
     """
 
     model: str
@@ -175,6 +192,7 @@ class WorkerSpec:
     prefix: str = ""
     limits: WorkerLimits = field(default_factory=WorkerLimits)
     variables: tuple[str, ...] = ()
+    confinement: Confinement | None = None
 
     def environment(self) -> dict[str, str]:
         """The environment variables of the process."""

@@ -127,6 +127,19 @@ class WorkerInstance:
         """The process id."""
         return self._process.pid
 
+    def scratch_excess(self) -> str:
+        """The limit that its scratch directory exceeds; "" for none; see `Scratch.excess`."""
+        process = self._process
+        confinement = process.spec.confinement
+        if confinement is None or process.scratch is None or process.ended:
+            return ""
+        return process.scratch.excess(confinement.scratch_bytes)
+
+    @property
+    def confined(self) -> bool:
+        """True if it has a scratch directory."""
+        return self._process.scratch is not None
+
     @property
     def beats(self) -> int:
         """The number of heartbeats of the running process."""

@@ -49,6 +49,7 @@ from headrace.ipc.memory import BatchFiles, write_file
 from headrace.observability.machine import resident_bytes
 from headrace.observability.statistics import EndKind
 from headrace.placement.child_process import ChildProcess, ProcessOutput
+from headrace.placement.scratch import Scratch
 from headrace.placement.worker.python_options import WorkerSpec
 from headrace.workers.heartbeat import Heartbeat
 from headrace.workers.limits import WorkerLimits
@@ -330,9 +331,10 @@ _BOOT = (
 )
 
 
-def command(python: str, socket: int, heartbeat: int, limits: WorkerLimits) -> list[str]:
+def command(python: str, socket: int, heartbeat: int, limits: WorkerLimits | None) -> list[str]:
     """The command line; `socket` and `heartbeat` are inherited descriptors."""
-    given = str(socket), str(_PACKAGES), str(heartbeat), limits.encode(), __version__
+    limited = "" if limits is None else limits.encode()
+    given = str(socket), str(_PACKAGES), str(heartbeat), limited, __version__
     return [python, "-c", _BOOT, *given]
 
 
@@ -361,13 +363,20 @@ class WorkerProcess:
                 ours.callback(self._heartbeat.close)
                 beats = self._heartbeat.descriptor
                 theirs.callback(os.close, beats)
+                confinement = spec.confinement
+                limits = spec.limits if confinement is None else None
                 self._child = ChildProcess(
-                    command(spec.python, other, beats, spec.limits), spec.environment(),
-                    self._output, descriptors=(other, beats), lifeline=True,
+                    command(spec.python, other, beats, limits), spec.environment(), self._output,
+                    descriptors=(other, beats), lifeline=True, confinement=confinement,
                 )  # fmt: skip
             except OSError as error:
                 kind = NoResources if error.errno in _EXHAUSTED else LoadFailed
-                raise kind(f"cannot start {spec.python}: {error.strerror}") from error
+                program = error.filename or spec.python
+                user = confinement.user if confinement is not None else None
+                whose = f" as user {user.name!r}" if user is not None else ""
+                if isinstance(error, PermissionError) and whose:
+                    whose += ", who must be able to reach and execute it"
+                raise kind(f"cannot start {program}{whose}: {error.strerror}") from error
             ours.pop_all()
         # The scheduler must not preempt the server in favour of a worker that it wakes: the server
         # continues with other work first. Where this is not permitted it is merely slower.
@@ -388,6 +397,11 @@ class WorkerProcess:
     def pid(self) -> int:
         """The process id."""
         return self._child.pid
+
+    @property
+    def scratch(self) -> Scratch | None:
+        """The scratch directory of a confined process."""
+        return self._child.scratch
 
     @property
     def beats(self) -> int:

@@ -59,6 +59,7 @@ class WorkerSet(Placement):
         self._shared = SharedBlocks(version.loop)
         self._serving: list[WorkerInstance] = []
         self._finishing: list[WorkerInstance] = []
+        self._measured: list[WorkerInstance] = []  # those whose scratch directory a thread measures
         self._successor_starts = False
         self._recycling_backoff = Backoff(_REST_SECS, _MOST_SECS)
         self._recycles_from = 0.0  # by the loop's clock
@@ -205,6 +206,8 @@ class WorkerSet(Placement):
         for worker in (*self._serving, *self._finishing):
             if worker.running:
                 self._feel(worker, elapsed)
+            if worker.running and worker.confined and worker not in self._measured:
+                self._measure(worker)
         self._end_finished()
         for worker in self._serving:
             rests = self._successor_starts or self._loop.time() < self._recycles_from
@@ -224,6 +227,21 @@ class WorkerSet(Placement):
         elif 0 < self._grace_of(worker) <= worker.abandoned:
             why = f"has run only abandoned requests for {worker.abandoned:.0f} s"
             worker.kill(EndKind.ABANDONED, why)
+
+    def _measure(self, worker: WorkerInstance) -> None:
+        """Measure a scratch directory on a thread; kill the worker if it has too much there."""
+        pid = worker.pid
+        self._measured.append(worker)
+
+        def on_measured(measured: asyncio.Future[str]) -> None:
+            self._measured.remove(worker)
+            if (problem := measured.exception()) is not None:
+                log.error("the scratch directory of %s is not measured: %s", worker.name, problem)
+            elif (why := measured.result()) and worker.running and worker.pid == pid:
+                worker.kill(EndKind.LIMIT, why)
+
+        measuring = run_in_daemon_thread(worker.scratch_excess, f"measure {worker.name}")
+        measuring.add_done_callback(on_measured)
 
     def _grace_of(self, worker: WorkerInstance) -> float:
         """Seconds that a worker may continue abandoned work; 0 for no limit."""

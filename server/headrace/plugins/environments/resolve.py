@@ -50,6 +50,10 @@ from headrace.plugins.environments.requirements import (
 )
 
 PATH_PARAMETER = "EXECUTION_ENV_PATH"
+_BUILDS = (
+    "isolated models use only environments that exist: building one would run code of its packages"
+    " as the server's user; `headrace environments build` builds it in advance"
+)
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _FILE = "requirements.txt"
 
@@ -155,20 +159,22 @@ def demanded(spec: LoadSpec) -> Callable[[], Environment] | None:
 def _provided(spec: LoadSpec, demand: Packages | Ready) -> Environment:
     if isinstance(demand, Ready):
         return _ready(spec, demand.path)
-    interpreter = _interpreter(demand)
+    interpreter = _interpreter(spec, demand)
     mine = interpreter.path == sys.executable
+    base = str(Path(interpreter.real).parents[1])
     if not demand.requirements.wanted and (mine or demand.python):
         if not interpreter.has_numpy:
             text = f"{interpreter.path} has no numpy, which every model needs"
             raise LoadFailed(f"{text}; a requirements.txt gives it an environment", UNFIT)
-        return Environment(interpreter.path)
-    return _cached(spec, packages_plan(spec, demand.requirements, interpreter))
+        return Environment(interpreter.path, base=base)
+    return _cached(spec, packages_plan(spec, demand.requirements, interpreter), base)
 
 
 def _ready(spec: LoadSpec, path: Path) -> Environment:
     try:
         if path.is_dir():
-            check_ready(path)
+            if not _isolated(spec):  # it would run as the server's user
+                check_ready(path)
             return Environment(str(path / "bin" / "python"), str(path))
         plan = archive_plan(spec, path)
     except OSError as error:
@@ -177,10 +183,16 @@ def _ready(spec: LoadSpec, path: Path) -> Environment:
     return _cached(spec, plan)
 
 
-def _cached(spec: LoadSpec, plan: BuildPlan) -> Environment:
+def _isolated(spec: LoadSpec) -> bool:
+    return spec.isolation is not None and spec.isolation.confines(spec.parameters)
+
+
+def _cached(spec: LoadSpec, plan: BuildPlan, base: str = "") -> Environment:
     """The environment from the cache, built if missing."""
 
     def build(path: Path, lock: int) -> Built:
+        if _isolated(spec):
+            raise LoadFailed(_BUILDS)
         try:
             return plan.build(path, lock)
         except StepFailed as error:
@@ -194,13 +206,16 @@ def _cached(spec: LoadSpec, plan: BuildPlan) -> Environment:
     if hold.entry.numpy not in ("", plan.numpy):  # linked to that of another server
         hold = cache.acquire(key_of([plan.key, plan.numpy]), spec.model, build, patience)
     path = hold.entry.path
-    return Environment(str(path / "bin" / "python"), str(path), hold)
+    return Environment(str(path / "bin" / "python"), str(path), hold, base)
 
 
-def _interpreter(demand: Packages) -> Interpreter:
+def _interpreter(spec: LoadSpec, demand: Packages) -> Interpreter:
     """The named interpreter, else a suitable one; raises `LoadFailed`, `InvalidOption`."""
     if not demand.python:
         return choose(demand.requires_python)
+    if "/" in demand.python and _isolated(spec):
+        text = "the server does not run an isolated model's interpreter to inspect it"
+        raise InvalidOption("parameters['python']", f"{text}; expected a name such as python3.12")
     path = demand.python if "/" in demand.python else shutil.which(demand.python)
     if not path:
         text = f"there is no interpreter called {demand.python!r} on the PATH"
