@@ -71,18 +71,18 @@ class Attempts:
             path.mkdir()
         config = "max_batch_size: 1\n" + tensors("input", ("INPUT", "STRING", "1"))
         config += tensors("output", ("OUTPUT", "STRING", "1"))
-        separate = options[: len(_USERS)] == _USERS
+        self.separate = options[: len(_USERS)] == _USERS
         for name in ("hostile", "victim"):
             given = parameters or {}
             if name == "victim":
-                given = {"worker_user": _OTHER} if separate else {}
+                given = {"worker_user": _OTHER} if self.separate else {}
             write_python_model(self.models, name, _OBEDIENT, config + in_config(given))
-        if separate:
+        if self.separate:
             for path in (self.models / "victim", *(self.models / "victim").rglob("*")):
                 os.chown(path, -1, int(_OTHER.partition(":")[2]))
                 path.chmod(0o750 if path.is_dir() else 0o640)
         self._options = *options, f"--scratch-bytes={_SPACE}", f"--worker-processes={_PROCESSES}"
-        self._prefix = readable_interpreter(folder / "interpreter") if separate else ()
+        self._prefix = readable_interpreter(folder / "interpreter") if self.separate else ()
         self.server = self.another()
 
     def another(self) -> ServerProcess:
@@ -162,6 +162,18 @@ def test_a_model_cannot_signal_or_read_other_processes(attempts: Attempts) -> No
             code = f"told = open('/proc/{pid}/{name}', 'rb').read(1)"
             assert attempts.told(code) == "PermissionError"
     assert attempts.told("import os; told = os.kill(os.getpid(), 0)") == "None"
+
+
+def test_a_model_of_another_user_cannot_limit_the_server(attempts: Attempts) -> None:
+    if not attempts.separate:
+        pytest.skip("a sandbox alone does not prevent this, as docs/security.md says")
+    pid = attempts.server.pid
+    for code in (
+        f"import resource; told = resource.prlimit({pid}, resource.RLIMIT_CPU, (1, 1))",
+        f"import os; told = os.setpriority(os.PRIO_PROCESS, {pid}, 19)",
+        f"import os; told = os.sched_setaffinity({pid}, [0])",
+    ):
+        assert attempts.told(code) == "PermissionError"
 
 
 def test_a_model_has_no_privileges(attempts: Attempts) -> None:

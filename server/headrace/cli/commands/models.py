@@ -201,6 +201,7 @@ _CHECK_SETTINGS = (
         if one.field in ("default_max_batch_size", "trust_model_code", "allow_in_process_python")
     ),
     *ENVIRONMENT_OPTIONS,
+    *SECTIONS["Isolation of models"],
     *SECTIONS["Managed Triton processes"],
 )
 
