@@ -4,6 +4,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,17 @@ def test_only_what_dead_processes_left_behind_is_removed(temporary: Path) -> Non
     os.close(alive)
     for name in ("test-alive", "other-dead"):
         remove_tree(temporary / name)
+
+
+def test_directories_made_at_the_same_time(temporary: Path) -> None:
+    def make(_: int) -> None:
+        kept = KeptDirectory("test-")
+        (kept.path / "file").touch()
+        kept.close()
+        assert not kept.path.exists()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(make, range(200)))
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

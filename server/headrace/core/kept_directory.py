@@ -26,9 +26,11 @@ class KeptDirectory:
         Directories of that prefix that dead processes of this user have left behind are removed.
         """
         _remove_left_behind(Path(tempfile.gettempdir()), prefix)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix))
-        self._lock = os.open(self.path, _DIRECTORY)
+        # It gets its name once it is locked: it might be removed as left behind otherwise.
+        unlocked = Path(tempfile.mkdtemp(prefix=f".{prefix}"))
+        self._lock = os.open(unlocked, _DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.path = unlocked.rename(unlocked.with_name(unlocked.name[1:]))
 
     def close(self) -> None:
         """Remove the directory, as far as that is possible."""
