@@ -59,17 +59,20 @@ _HEADER_RULES = frozenset({
 })  # fmt: skip
 
 
-def run(settings: Settings, note: str = "", reread: Callable[[], Settings] | None = None) -> int:
+def run(
+    settings: Settings, note: str = "", reread: Callable[[], Settings] | None = None,
+    program: str = "headrace serve",
+) -> int:  # fmt: skip
     """Serve until a signal; returns the exit status.
 
     `note` is logged first. `reread` returns the current settings or raises `SettingsError`; without
-    it, they stay on SIGHUP.
+    it, they stay on SIGHUP. `program` begins messages about failures.
     """
     try:
         logs = Logs(settings.logs)
     except OSError as error:
         print(
-            f"headrace serve: cannot write the log {settings.log_file}: {error.strerror}",
+            f"{program}: cannot write the log {settings.log_file}: {error.strerror}",
             file=sys.stderr,
         )
         return 1
@@ -80,9 +83,9 @@ def run(settings: Settings, note: str = "", reread: Callable[[], Settings] | Non
     control.drops.append(lambda: logs.dropped)
     try:
         tracing = make_tracing(settings.traces)
-        application = Application(settings, control, tracing, reread)
+        application = Application(settings, control, tracing, reread, program)
     except LoadFailed as error:
-        print(f"headrace serve: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 1
     try:
         status = uvloop.run(application.serve())
@@ -103,8 +106,10 @@ class Application:
         logs: LogControl,
         tracing: Tracing,
         reread: Callable[[], Settings] | None = None,
+        program: str = "headrace serve",
     ) -> None:
-        """`reread` as in `run`."""
+        """`reread` and `program` as in `run`."""
+        self._program = program
         self._settings = settings
         self._reread = reread or (lambda: self._settings)
         # Whoever starts a server by `nohup` wants it to outlive the terminal.
@@ -139,7 +144,7 @@ class Application:
             await self._doors.open()
             gc.freeze()  # imported modules and objects made so far
         except (RepositoryError, OSError) as error:
-            print(f"headrace serve: {error}", file=sys.stderr)
+            print(f"{self._program}: {error}", file=sys.stderr)
             await self._doors.close(0)
             return 1
         if not await self._load(sources):
@@ -148,8 +153,8 @@ class Application:
         if settings.exit_on_error and self._engine.unavailable():
             names = [name.replace("/", " version ") for name, _ in self._engine.unavailable()]
             print(
-                f"headrace serve: {', '.join(names)} cannot be loaded; --exit-on-error=false serves"
-                " the rest",
+                f"{self._program}: {', '.join(names)} cannot be loaded;"
+                " --exit-on-error=false serves the rest",
                 file=sys.stderr,
             )
             await self._doors.close(0)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from headrace.cli.command import EXIT_USAGE, Argument, Command, OptionGroup, option, take_sources
@@ -163,7 +164,8 @@ def _serve(options: argparse.Namespace) -> int:
             # Imported late, so that `--help` and usage errors do not wait for ONNX Runtime.
             from headrace.app import run
 
-            return run(settings, limits, lambda: _read_again(options, brought))
+            again = partial(_read_again, options, brought)
+            return run(settings, limits, again, options.parser.prog)
         finally:
             gc.enable()  # for callers that continue
 
