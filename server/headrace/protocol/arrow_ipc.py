@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.core.call import Call, CallOptions
+from headrace.core.call import Call, CallOptions, InferResponse
 from headrace.core.errors import InvalidRequest, PayloadTooLarge
 from headrace.core.limits import Charge, uncharged
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer, Tensor, concatenated
 from headrace.core.texts import bounded
-from headrace.protocol.arrow import NULLS, pyarrow, tensors_of
+from headrace.protocol.arrow import NULLS, batch_of, pyarrow, tensors_of
 from headrace.protocol.compression import too_large
 
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3  # kinds of messages
@@ -293,6 +293,13 @@ def limited(charge: Charge, most: int) -> Charge:
         charge(nbytes)
 
     return count
+
+
+def encode_response(response: InferResponse) -> list[Buffer]:
+    """A stream with the outputs of a response, whose model, version and id are in the schema."""
+    about = {"model_name": response.model_name, "model_version": response.model_version}
+    about |= {"id": response.id} if response.id else {}
+    return encode_stream(batch_of(response.outputs).replace_schema_metadata(about))
 
 
 def encode_stream(batch: Any) -> list[Buffer]:

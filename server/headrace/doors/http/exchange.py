@@ -24,8 +24,7 @@ from headrace.doors.http.head import InferHead
 from headrace.engine.admission import Account
 from headrace.engine.entrance import HTTP_NOT_DECOUPLED, Target
 from headrace.engine.workbench import LARGE, Deferred, Job, Workbench
-from headrace.protocol.arrow import batch_of
-from headrace.protocol.arrow_ipc import check_stream, decode_stream, encode_stream, limited
+from headrace.protocol.arrow_ipc import check_stream, decode_stream, encode_response, limited
 from headrace.protocol.compression import (
     choose_encoding,
     compress,
@@ -398,9 +397,7 @@ def _arrow(response: InferResponse, form: ResponseForm, charge: Charge) -> list[
     if form.shared:
         raise InvalidRequest(f"outputs in shared memory cannot be asked for as {ARROW_STREAM}")
     charge(response.nbytes)
-    about = {"model_name": response.model_name, "model_version": response.model_version}
-    about |= {"id": response.id} if response.id else {}
-    return encode_stream(batch_of(response.outputs).replace_schema_metadata(about))
+    return encode_response(response)
 
 
 def plain_lines(timing: Timing) -> bytes:
