@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from headrace.protocol.v2_json import read_answer
@@ -45,12 +46,22 @@ HEAD = json.dumps({
 BINARY = HEAD + 2 * np.array(ROW, np.int32).tobytes()
 SIZE = "inference-header-content-length"
 ONLY = ("--model-control-mode=explicit", "--load-model=simple")
+ARROW = b"application/vnd.apache.arrow.stream"
 FAILS = """
     class TritonPythonModel:
         def execute(self, requests):
             raise RuntimeError("it always fails")
 """
 CONFIG = tensors("input", ("X", "INT64", "1")) + tensors("output", ("Y", "INT64", "1"))
+
+
+def table() -> bytes:
+    """An Arrow stream with two rows."""
+    rows = pa.record_batch({name: pa.array([ROW, ROW]) for name in ("INPUT0", "INPUT1")})
+    with pa.BufferOutputStream() as sink:
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_batch(rows)
+        return bytes(sink.getvalue())
 
 
 @pytest.fixture(params=BROKERS)
@@ -70,13 +81,15 @@ def test_each_form_is_answered_in_its_form(broker: KilledBroker, tmp_path: Path)
         Sent(b"flat", {"traceparent": TRACE, "mine": b"1"}, FLAT),
         Sent(b"v2", {"traceparent": TRACE, "mine": b"2"}, V2),
         Sent(b"binary", {"traceparent": TRACE, "mine": b"3", SIZE: b"%d" % len(HEAD)}, BINARY),
+        Sent(b"arrow", {"traceparent": TRACE, "mine": b"4", "content-type": ARROW}, table()),
     ])  # fmt: skip
     declared = declare(tmp_path / "inboxes.toml", broker, "simple")
     with Consumer(declared, EXAMPLES, ONLY) as consumer:
-        answers = {sent.key: sent for sent in read(broker, TO, 3)}
+        answers = {sent.key: sent for sent in read(broker, TO, 4)}
         assert consumer.stop() == 0
     assert {sent.headers["traceparent"] for sent in answers.values()} == {TRACE}
-    assert [answers[k].headers["mine"] for k in (b"flat", b"v2", b"binary")] == [b"1", b"2", b"3"]
+    keys = (b"flat", b"v2", b"binary", b"arrow")
+    assert [answers[k].headers["mine"] for k in keys] == [b"1", b"2", b"3", b"4"]
     twice = [2 * each for each in ROW]
     assert json.loads(answers[b"flat"].body)["OUTPUT0"] == twice
     v2 = json.loads(answers[b"v2"].body)
@@ -84,6 +97,9 @@ def test_each_form_is_answered_in_its_form(broker: KilledBroker, tmp_path: Path)
     binary = answers[b"binary"]
     response = read_answer({SIZE.encode(): binary.headers[SIZE]}, binary.body)
     assert response.outputs[0].array.tolist() == [twice]
+    assert answers[b"arrow"].headers["content-type"] == ARROW
+    found = pa.ipc.open_stream(answers[b"arrow"].body).read_all()
+    assert found["OUTPUT0"].to_pylist() == [twice, twice]
 
 
 def test_a_message_without_an_answer_is_given_up(broker: KilledBroker, tmp_path: Path) -> None:

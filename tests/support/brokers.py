@@ -268,8 +268,9 @@ class RabbitProcess(BrokerProcess):
         self.process.wait()
 
     def stop(self) -> None:
-        """End it and the registry of names that it has started."""
-        self.kill()
+        """End it, unless it was killed, and the registry of names that it has started."""
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
         for each in psutil.process_iter(["name"]):
             with contextlib.suppress(psutil.Error):
                 if each.info["name"] == "epmd" and str(self.epmd_port) in str(each.environ()):

@@ -29,6 +29,7 @@ def message(body: bytes, **headers: bytes) -> Message:
         (message(b"{}", content_type=b"application/octet-stream"), "raw"),
         (message(b"{}", content_type=b"application/json"), "flat"),
         (message(b"{}", inference_header_content_length=b"2"), "v2"),
+        (message(b"{}", content_type=b"Application/vnd.apache.arrow.stream; x=y"), "arrow"),
     ],
 )
 def test_forms_are_told_apart(given: Message, form: str) -> None:

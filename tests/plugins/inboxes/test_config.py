@@ -49,7 +49,7 @@ def test_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"tries": "1.5"}, r"'tries' must be a whole number"),
         ({"retry_secs": "true"}, r"'retry_secs' must be a number >= 0, got True"),
         ({"exactly_once": "1"}, r"'exactly_once' must be true or false, got 1"),
-        ({"body": '"xml"'}, r"'body' must be one of auto, v2, flat, raw, got 'xml'"),
+        ({"body": '"xml"'}, r"'body' must be one of auto, v2, flat, raw, arrow, got 'xml'"),
         ({"to": '"kafka://${NO_SUCH}/b"'}, r"the environment has no variable NO_SUCH"),
     ],
 )

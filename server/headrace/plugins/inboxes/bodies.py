@@ -1,20 +1,24 @@
 """Bodies of messages to calls, and answers to bodies of the same form.
 
-A header `inference-header-content-length` marks V2 with binary tensors, the content type
-`application/octet-stream` alone the data of the only input. Other bodies that begin with a brace
-are JSON: V2 if they have the text `"inputs"`, else flat as for generate; all others are raw.
+The content type of Arrow streams marks one, a header `inference-header-content-length` V2 with
+binary tensors, the content type `application/octet-stream` alone the data of the only input. Other
+bodies that begin with a brace are JSON: V2 if they have the text `"inputs"`, else flat as for
+generate; all others are raw.
 """
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from headrace.api.operations import ARROW_STREAM
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ModelNotReady
 from headrace.core.limits import Charge, uncharged
 from headrace.core.signature import Signature
 from headrace.engine.entrance import Target
+from headrace.engine.workbench import LARGE
 from headrace.plugins.inboxes.broker import Record
 from headrace.plugins.inboxes.ledger import GivenUp, Message
+from headrace.protocol.arrow_ipc import check_stream, decode_stream, encode_response, limited
 from headrace.protocol.elements import charge_objects
 from headrace.protocol.generate import decode_generate, encode_generate
 from headrace.protocol.v2_json import (
@@ -26,15 +30,23 @@ from headrace.protocol.v2_json import (
     takes_long,
 )
 
-FORMS = ("auto", "v2", "flat", "raw")
+FORMS = ("auto", "v2", "flat", "raw", "arrow")
 _TYPE = "content-type"
 _OF_BODY = frozenset({_TYPE, JSON_SIZE})
 _JSON = b"application/json"
 _BINARY = b"application/octet-stream"
+_ARROW = ARROW_STREAM.encode()
 # Headers of a message without an answer, after its own.
 _KIND, _REASON, _TRIES = "headrace-error", "headrace-error-reason", "headrace-tries"
 
 Encode = Callable[[InferResponse], tuple[bytes, Mapping[str, bytes]]]
+
+
+class Most(NamedTuple):
+    """The largest bodies: of requests, and of what they become; the latter has no limit if 0."""
+
+    request_bytes: int
+    object_bytes: int
 
 
 class Decoded(NamedTuple):
@@ -45,21 +57,23 @@ class Decoded(NamedTuple):
 
 
 def form_of(message: Message, form: str) -> str:
-    """The form of a message's body: `v2`, `flat` or `raw`; `form` is what the inbox declares."""
+    """The form of a message's body, of `FORMS` without `auto`; `form` is what is declared."""
     if form != "auto":
         return form
     if JSON_SIZE in message.headers:
         return "v2"
-    if (
-        message.headers.get(_TYPE, b"").startswith(_BINARY)
-        or message.body[:64].lstrip()[:1] != b"{"
-    ):
+    kind = message.headers.get(_TYPE, b"")
+    if kind and kind.partition(b";")[0].strip().lower() == _ARROW:
+        return "arrow"
+    if kind.startswith(_BINARY) or message.body[:64].lstrip()[:1] != b"{":
         return "raw"
     return "v2" if b'"inputs"' in message.body else "flat"
 
 
 def slow(message: Message, form: str, target: Target) -> bool:
-    """True if a large body is slow to decode."""
+    """True if a body is slow to decode: also a short Arrow stream, since pyarrow is imported."""
+    if form == "arrow" or len(message.body) <= LARGE:
+        return form == "arrow"
     if form == "flat":
         return True
     header = message.headers.get(JSON_SIZE)
@@ -68,7 +82,7 @@ def slow(message: Message, form: str, target: Target) -> bool:
 
 
 def decode(
-    message: Message, form: str, target: Target, most_objects: int, charge: Charge = uncharged
+    message: Message, form: str, target: Target, most: Most, charge: Charge = uncharged
 ) -> Decoded:
     """Decode a message for its target; `charge` is called with the decoded size of long data.
 
@@ -79,12 +93,16 @@ def decode(
         raise ModelNotReady(f"model '{model}' is not ready")
     if form == "flat":
         found = Decoded(decode_generate(signature, model, version, body, charge), _flat)
+    elif form == "arrow":
+        check_stream(body, most.request_bytes)
+        bounded = limited(charge, most.object_bytes)
+        found = Decoded(decode_stream(signature, model, version, body, bounded), _arrow)
     elif form == "raw":
         found = _decoded(*decode_raw(signature, model, version, body))
     else:
         found = _decode_v2(message, signature, model, version, charge)
     if charge is not uncharged:
-        charge_objects(found.call.inputs.values(), charge, most_objects)
+        charge_objects(found.call.inputs.values(), charge, most.object_bytes)
     return found
 
 
@@ -120,6 +138,10 @@ def _decoded(call: Call, form: ResponseForm) -> Decoded:
         return b"".join(buffers), {_TYPE: _BINARY, JSON_SIZE: b"%d" % size}
 
     return Decoded(call, encode)
+
+
+def _arrow(response: InferResponse) -> tuple[bytes, Mapping[str, bytes]]:
+    return b"".join(encode_response(response)), {_TYPE: _ARROW}
 
 
 def _flat(response: InferResponse) -> tuple[bytes, Mapping[str, bytes]]:

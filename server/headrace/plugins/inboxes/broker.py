@@ -5,7 +5,7 @@ broker is whatever its library raises: the caller logs it, opens the inbox or ou
 on.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -81,10 +81,11 @@ class Outbox(Protocol):
     async def open(self) -> None:
         """Connect."""
 
-    async def publish(self, records: Sequence[tuple[str, Record]]) -> None:
+    def publish(self, records: Sequence[tuple[str, Record]]) -> AsyncIterator[int]:
         """Publish records in this order, each with a name that is the same when it is repeated.
 
-        Returns when the broker has acknowledged all of them.
+        Yields, perhaps several times, how many of the first ones the broker has acknowledged; in
+        the end all of them.
         """
 
     async def close(self) -> None:
@@ -176,3 +177,12 @@ def broker_of(address: BrokerAddress, where: str) -> Broker:
         ) from None
     broker: Broker = module.BROKER
     return broker
+
+
+def check_options(address: BrokerAddress, known: frozenset[str] | None, where: str) -> None:
+    """Raise `InvalidInbox` for an option of an address that is not known; None: all may be."""
+    if known is not None and (wrong := [name for name in address.options if name not in known]):
+        raise InvalidInbox(
+            f"{where}: unknown option '{wrong[0]}', expected one of"
+            f" {', '.join(sorted(known)) or 'none'}"
+        )

@@ -11,7 +11,7 @@ waits for its end: what is committed is always of partitions that this consumer 
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from threading import Lock
@@ -224,9 +224,10 @@ class KafkaOutbox(Outbox):
         """Implements `Outbox.open`."""
         self._producer, self._closed = Producer(self._config), False
 
-    async def publish(self, records: Sequence[tuple[str, Record]]) -> None:
+    async def publish(self, records: Sequence[tuple[str, Record]]) -> AsyncIterator[int]:
         """Implements `Outbox.publish`."""
         await _on_thread(self._publish, [record for _, record in records])
+        yield len(records)
 
     def _publish(self, records: Sequence[Record]) -> None:
         errors: list[KafkaError] = []

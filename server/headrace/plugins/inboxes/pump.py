@@ -2,13 +2,14 @@
 
 Three tasks: one fetches and submits, as long as there is room in the inbox, in the account and in
 the model; one delivers, everything that is ready at once; one asks for the lag. Neither stops for
-an error of a broker: it is logged, and tried again. `Ledger` decides what is delivered when.
+an error of a broker: it is logged, and tried again. `Ledger` decides what is delivered when, and
+`Dispatch` does it.
 """
 
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Hashable
 from time import monotonic
 
 from headrace.core.call import InferResponse
@@ -28,18 +29,12 @@ from headrace.core.identity import ANYONE
 from headrace.doors.door import DoorCall
 from headrace.engine.admission import Account
 from headrace.engine.entrance import Entrance
-from headrace.engine.workbench import LARGE
 from headrace.observability.statistics import Family
-from headrace.plugins.inboxes.bodies import Decoded, answer, decode, failure, form_of, slow
-from headrace.plugins.inboxes.broker import (
-    ConsumerOptions,
-    Delivery,
-    InvalidInbox,
-    Record,
-    broker_of,
-)
+from headrace.plugins.inboxes.bodies import Decoded, Most, answer, decode, form_of, slow
+from headrace.plugins.inboxes.broker import ConsumerOptions, Record, broker_of, check_options
 from headrace.plugins.inboxes.config import InboxConfig
-from headrace.plugins.inboxes.ledger import Committable, GivenUp, Ledger, Message, Taken
+from headrace.plugins.inboxes.dispatch import Dispatch
+from headrace.plugins.inboxes.ledger import Taken
 from headrace.protocol.status import INTERNAL_TEXT
 
 log = logging.getLogger(__name__)
@@ -49,7 +44,6 @@ _HOLD_SECS = 1.0
 _LAG_SECS = 5.0
 _ABSENT_SECS = 0.2  # between looks for a model that is not there
 _FIRST_WAIT, _MOST_WAIT = 0.1, 5.0  # seconds until a broker is tried again
-_ACKNOWLEDGE_TRIES = 5
 _MOST_DELIVERED = 4096  # messages at once
 _MOST_SUBMITTED = 64  # messages in one turn of the event loop
 # Errors that the same message would meet again.
@@ -111,9 +105,7 @@ class Pump:
         self.account = account
         self.answers = answers
         self.lag: int | None = None
-        self.delivered = 0
         self.retries = 0
-        self.failures: Counter[str] = Counter()
         self.troubles: Counter[str] = Counter()
         self._engine = engine
         self._draining = False
@@ -121,27 +113,11 @@ class Pump:
         self._ready = asyncio.Event()  # something may be delivered
         self._pending: deque[Taken] = deque()
         broker = broker_of(config.source, f"{where}: 'from'")
+        check_options(config.source, broker.inbox_options, f"{where}: 'from'")
         options = ConsumerOptions(config.in_flight, config.name, self._lost)
-        _check_options(config.source.options, broker.inbox_options, f"{where}: 'from'")
         self._inbox = broker.inbox(config.source, options)
-        self._exactly = None
-        if config.exactly_once is not False:
-            self._exactly = broker.exactly(self._inbox, config.to, config.failed)
-        if config.exactly_once and self._exactly is None:
-            raise InvalidInbox(
-                f"{where}: 'exactly_once' needs 'from', 'to' and 'failed' at one broker that can,"
-                " which are kafka and redis"
-            )
-        self._outboxes = []
-        for name, address in (("to", config.to), ("failed", config.failed)):
-            to = broker_of(address, f"{where}: '{name}'")
-            _check_options(address.options, to.outbox_options, f"{where}: '{name}'")
-            if self._exactly is None:
-                self._outboxes.append(to.outbox(address))
-        self._ledger = Ledger(
-            config.tries, config.retry_secs, config.deliveries,
-            whole=self._exactly is not None and broker.whole_order,
-        )  # fmt: skip
+        self.dispatch = Dispatch(config, self._inbox, self._trouble, where)
+        self._ledger = self.dispatch.ledger
 
     def __str__(self) -> str:
         return f"inbox {self.config.source}"
@@ -175,10 +151,7 @@ class Pump:
 
     async def close(self) -> None:
         """Leave the group and disconnect; what was not delivered is for other consumers."""
-        for outbox in self._outboxes:
-            await outbox.close()
-        if self._exactly is not None:
-            await self._exactly.close()
+        await self.dispatch.close()
         await self._inbox.close()
 
     # --- outcomes
@@ -259,10 +232,11 @@ class Pump:
         """Submit one message, once it is decoded if that takes long."""
         config, message = self.config, entry.message
         call, form = InboxCall(self, entry), form_of(message, config.body)
-        most, found = self.account.server.max_object_bytes, None
+        server, found = self.account.server, None
+        most = Most(server.max_request_bytes, server.max_object_bytes)
         try:
             target = self._engine.find(config.model, config.version)
-            if len(message.body) > LARGE and slow(message, form, target):
+            if slow(message, form, target):
                 found = await asyncio.to_thread(decode, message, form, target, most)
             call.decoded = decoded = found or decode(message, form, target, most)
             call.start(
@@ -302,67 +276,13 @@ class Pump:
             self._ready.clear()
             entries = ledger.deliverable()
             for first in range(0, len(entries), _MOST_DELIVERED):
-                await self._send(entries[first : first + _MOST_DELIVERED])
+                await self.dispatch.send(entries[first : first + _MOST_DELIVERED])
             if entries:
                 self._stirred.set()
             elif self._draining and not len(ledger):
                 return
             else:
                 await self._ready.wait()
-
-    async def _send(self, entries: Sequence[Taken]) -> None:
-        """Deliver outcomes and acknowledge their messages, however often it takes."""
-        wait, again = _FIRST_WAIT, False
-        while True:
-            entries = [entry for entry in entries if not entry.forgotten]
-            deliveries = [_delivery(entry) for entry in entries]
-            try:
-                if again:
-                    await self._open_outboxes()
-                if self._exactly is not None:
-                    await self._exactly.deliver(deliveries)
-                else:
-                    await self._publish(deliveries)
-                break
-            except Exception as error:
-                self._trouble("cannot deliver answers", error)
-                again = True
-                await asyncio.sleep(wait)
-                wait = min(2 * wait, _MOST_WAIT)
-        for entry in entries:
-            if isinstance(entry.outcome, GivenUp) and not entry.forgotten:
-                failed = entry.outcome
-                self.failures[failed.kind] += 1
-                log.warning(
-                    "%s: message %s failed after %d tries: %s", self, entry.message.position,
-                    failed.tries, failed.reason,
-                )  # fmt: skip
-        progress = self._ledger.delivered(entries)
-        self.delivered += len(progress.each)
-        if self._exactly is None:
-            await self._acknowledge(progress)
-
-    async def _publish(self, deliveries: Sequence[Delivery]) -> None:
-        answers, failures = list[tuple[str, Record]](), list[tuple[str, Record]]()
-        for message, records, failed in deliveries:
-            name = f"{self.config.source.name}:{message.source}:{message.position}"
-            answers += [(f"{name}:{at}", record) for at, record in enumerate(records)]
-            if failed is not None:
-                failures.append((name, failed))
-        for outbox, some in zip(self._outboxes, (answers, failures), strict=True):
-            if some:
-                await outbox.publish(some)
-
-    async def _acknowledge(self, progress: Committable) -> None:
-        wait = _FIRST_WAIT
-        for _ in range(_ACKNOWLEDGE_TRIES):
-            try:
-                await self._inbox.acknowledge(progress)
-                return
-            except Exception as error:
-                self._trouble("cannot commit messages, which may be delivered again", error)
-                await asyncio.sleep(wait)
-                wait *= 2
 
     # --- the broker
 
@@ -372,23 +292,13 @@ class Pump:
         while not self._draining:
             try:
                 await self._inbox.open()
-                await self._open_outboxes()
+                await self.dispatch.open()
                 return
             except Exception as error:
                 self._trouble("cannot connect", error)
                 await self._inbox.close()
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, _MOST_WAIT)
-
-    async def _open_outboxes(self) -> None:
-        opened: Sequence[tuple[Callable[[], Awaitable[None]], Callable[[], Awaitable[None]]]] = [
-            (outbox.close, outbox.open) for outbox in self._outboxes
-        ]
-        if self._exactly is not None:
-            opened = [(self._exactly.close, self._exactly.open)]
-        for close, reopen in opened:
-            await close()
-            await reopen()
 
     async def _ask_lag(self) -> None:
         while True:
@@ -414,22 +324,6 @@ class Pump:
         self.troubles[kind] += 1
 
 
-def _delivery(entry: Taken) -> Delivery:
-    message: Message = entry.message
-    if isinstance(entry.outcome, GivenUp):
-        return Delivery(message, (), failure(message, entry.outcome))
-    return Delivery(message, entry.outcome)
-
-
-def _check_options(given: object, known: frozenset[str] | None, where: str) -> None:
-    names = list(given) if isinstance(given, dict) else []
-    if known is not None and (wrong := [name for name in names if name not in known]):
-        raise InvalidInbox(
-            f"{where}: unknown option '{wrong[0]}', expected one of"
-            f" {', '.join(sorted(known)) or 'none'}"
-        )
-
-
 FAMILIES: tuple[Family[Pump], ...] = (
     Family("headrace_inbox_lag", "gauge", lambda p: p.lag,
            "Messages at the broker that the inbox's group has not taken"),
@@ -437,11 +331,11 @@ FAMILIES: tuple[Family[Pump], ...] = (
            "Messages taken, and not delivered yet"),
     Family("headrace_inbox_oldest_seconds", "gauge", lambda p: p.oldest_secs,
            "Seconds since the first message in flight was taken"),
-    Family("headrace_inbox_delivered_total", "counter", lambda p: p.delivered,
+    Family("headrace_inbox_delivered_total", "counter", lambda p: p.dispatch.delivered,
            "Messages whose outcome, an answer or a failure, was delivered"),
     Family("headrace_inbox_retries_total", "counter", lambda p: p.retries,
            "Failed tries of messages that are tried again"),
-    Family("headrace_inbox_failures_total", "counter", lambda p: p.failures,
+    Family("headrace_inbox_failures_total", "counter", lambda p: p.dispatch.failures,
            "Messages that went to the outbox for failures", ("reason",)),
     Family("headrace_inbox_broker_errors_total", "counter", lambda p: p.troubles,
            "Errors of the broker, after which it is tried again", ("error",)),

@@ -8,7 +8,7 @@ taken over once they were idle for `claim-secs`; a living one keeps its own from
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 from urllib.parse import quote
@@ -167,7 +167,7 @@ class RedisOutbox(Outbox):
         """Implements `Outbox.open`."""
         self._client = _connect(self._address)
 
-    async def publish(self, records: Sequence[tuple[str, Record]]) -> None:
+    async def publish(self, records: Sequence[tuple[str, Record]]) -> AsyncIterator[int]:
         """Implements `Outbox.publish`."""
         if self._client is None:
             raise ConnectionError("not connected")
@@ -175,6 +175,7 @@ class RedisOutbox(Outbox):
             for _, record in records:
                 commands.execute_command("XADD", self._address.name, "*", *_fields(record))
             await commands.execute()
+        yield len(records)
 
     async def close(self) -> None:
         """Implements `Outbox.close`."""
