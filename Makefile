@@ -26,7 +26,7 @@ BESIDE = --numprocesses $(shell n=$$(($$(nproc) + $(MORE))); echo $$((n < 6 ? n 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow test-whole test-hosts test-flink coverage check fmt bench bench-hosts scorecard weight path protos models docs lock clean
+.PHONY: help serve test test-slow test-whole test-hosts test-flink coverage check fmt bench bench-hosts bench-inboxes scorecard weight path protos models docs lock clean
 .DELETE_ON_ERROR:
 
 help: ## show the targets
@@ -76,6 +76,9 @@ bench: $(VENV)/.dev ## run the benchmarks
 
 bench-hosts: $(HOSTS)/.hosts ## measure jobs of Ray, Spark and the like beside ONNX Runtime by hand
 	$(HOSTS)/bin/python -c 'from benchmarks.hosts import main; main()' $(ARGS)
+
+bench-inboxes: $(HOSTS)/.hosts ## measure messages of brokers beside the HTTP door
+	$(HOSTS)/bin/python -c 'from benchmarks.inboxes import main; main()' $(ARGS)
 
 scorecard: $(VENV)/.dev ## benchmark this server against others, see docs/benchmarks.md
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/bench --scorecard $(ARGS)
