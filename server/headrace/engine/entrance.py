@@ -63,7 +63,7 @@ class Direct:
     rows of calls that have passed the check, by the door's key for calls with the same model,
     names, datatypes and shapes. `submit` takes a call with its rows, at most `most_rows`; raises
     `ServerError`. `memory` is where a long message is best received, by its size and the position
-    of its first tensor; None where that makes no difference. `lend` and `run_alone` are
+    of its first tensor; None where that makes no difference. `lend` and `join` are
     those of `Batcher`, and `lender` is the last result of the former.
     """
 
@@ -75,7 +75,7 @@ class Direct:
     memory: Callable[[int, int], memoryview | None]
     lend: Callable[[Callable[..., Any]], Any] = lambda _: None
     lender: Any = None
-    run_alone: Callable[[Call], bool] = lambda _: False
+    join: Callable[[Any], bool] = lambda _: False
 
     def codec(self, kind: Callable[[Signature, str, str], Codec]) -> Codec:
         """The version's codec of a door, made when it is first needed."""

@@ -122,7 +122,7 @@ class VersionChain:
             self.direct = Direct(told, self._codecs, {}, most, direct, running.memory)
             scheduler = running.scheduler
             if isinstance(scheduler, Batcher) and direct == scheduler.submit:
-                self.direct.lend, self.direct.run_alone = scheduler.lend, scheduler.run_alone
+                self.direct.lend, self.direct.join = scheduler.lend, scheduler.join
 
     def _queue_checked(self, call: Call) -> None:
         """Queue a call that was checked earlier; raises `ServerError`."""

@@ -109,7 +109,8 @@ class AsyncEngine(AsyncModels):
 
     def model(self, name: str, version: str = "") -> "AsyncEngineModel":
         """A handle of a model, to be called with its inputs by name."""
-        return AsyncEngineModel(self, name, version, self._open)
+        self._open()
+        return AsyncEngineModel(self, name, version)
 
     async def metrics(self) -> bytes:
         """The metrics in Prometheus' text format, as of a server."""
@@ -179,26 +180,31 @@ class AsyncEngine(AsyncModels):
 class AsyncEngineModel(AsyncModel):
     """A model of an engine on this event loop; see `headrace.runner.plain`."""
 
-    def __init__(
-        self, engine: AsyncEngine, name: str, version: str, opened: Callable[[], InProcessTransport]
-    ) -> None:
+    _client: AsyncEngine
+
+    def __init__(self, engine: AsyncEngine, name: str, version: str) -> None:
         super().__init__(engine, name, version)
-        self._opened = opened
         self._layout: KnownInputs | None = None
 
     async def __call__(self, table: Any = None, /, **inputs: Any) -> Result:
         """Run the model with its inputs by name, or with a table."""
         if table is None:
-            call = CoroutineCall(self._opened())
+            transport = self._client._transport
+            if transport is None or transport.forks != FORKS.count:
+                transport = self._client._open()  # raises
+            call = CoroutineCall(transport, self._client.timeout)
             layout = call.fill(self.name, self.version, inputs, self._layout)
             if layout is not None:
                 self._layout = layout
-                call.submit(layout.direct, self._client.timeout)
-                try:
-                    await call.future
-                except BaseException:
-                    call.give_up()
-                    raise
+                if not layout.direct.join(call):
+                    call.submit(layout.direct.submit)
+                if not call.over:
+                    call.future = transport.loop.create_future()
+                    try:
+                        await call.future
+                    except BaseException:
+                        call.give_up()
+                        raise
                 return call.result()
         return await super().__call__(table, **inputs)
 
@@ -238,7 +244,8 @@ class EmbeddedEngine(BlockingModels[AsyncEngine]):
 
     def _call(self) -> ThreadCall:
         """A call of this thread."""
-        return ThreadCall(self._asynchronous._open(), self._loop)
+        engine = self._asynchronous
+        return ThreadCall(engine._open(), engine.timeout, self._loop)
 
     def metrics(self) -> bytes:
         """The metrics in Prometheus' text format, as of a server."""
@@ -268,9 +275,7 @@ class EngineModel(Model):
         """Run the model with its inputs by name, or with a table."""
         if table is None:
             call, model = self._call(), self._asynchronous
-            found = call.answered(
-                model.name, model.version, inputs, self._layout, model._client.timeout
-            )
+            found = call.answered(model.name, model.version, inputs, self._layout)
             if found is not None:
                 self._layout = call.layout
                 return found

@@ -18,7 +18,7 @@ import numpy as np
 
 from headrace.client import ConnectionFailed
 from headrace.client.transport import Result
-from headrace.core.call import Computed, InferResponse
+from headrace.core.call import Computed, InferResponse, Submit
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, ServerError, ServerExiting
 from headrace.core.tensors import Tensor, new_tensor
@@ -35,20 +35,20 @@ class KnownInputs(NamedTuple):
     direct: Direct
     inputs: tuple[tuple[str, Datatype, "np.dtype[Any]", tuple[int, ...]], ...]
     rows: int
-    nbytes: int
     key: object
 
 
 class PlainCall(EngineCall):
     """A call that is answered to whoever waits for it."""
 
-    __slots__ = ("_transport", "error", "over", "queued", "response")
+    __slots__ = ("_seconds", "_transport", "error", "over", "queued", "response", "whole")
 
-    def __init__(self, transport: InProcessTransport) -> None:
-        self._transport = transport
+    def __init__(self, transport: InProcessTransport, seconds: float) -> None:
+        """To be answered within so many seconds, if not 0, once it is submitted."""
+        self._transport, self._seconds = transport, seconds
         self.response: InferResponse | None = None
         self.error: Exception | None = None
-        self.queued = self.over = False
+        self.queued = self.over = self.whole = False
 
     def fill(
         self, model: str, version: str, given: Mapping[str, Any], known: KnownInputs | None
@@ -73,7 +73,10 @@ class PlainCall(EngineCall):
                     break
                 inputs[name] = new_tensor((name, datatype, array))
             else:
-                self.ask(model, version, "", inputs, nbytes=known.nbytes)
+                # What a batch needs; 0.3 µs less than `complete`.
+                self.model_name, self.model_version, self.id = model, version, ""
+                self.inputs, self.outputs = inputs, ()
+                self.ended = self.whole = False
                 self.rows, self.key = known.rows, known.key
                 return known
         return self._check(model, version, given, direct)
@@ -94,8 +97,9 @@ class PlainCall(EngineCall):
                 ):
                     return None
                 inputs[name] = new_tensor((name, datatype, array))
-            nbytes = sum([tensor.array.nbytes for tensor in inputs.values()])
-            self.ask(model, version, "", inputs, nbytes=nbytes)
+            self.model_name, self.model_version, self.inputs = model, version, inputs
+            self.whole = False
+            self.complete()
             self.rows = signature.check(self)
         except InvalidRequest:
             return None
@@ -103,23 +107,38 @@ class PlainCall(EngineCall):
             return None
         self.key = None if signature.uniform else signature.batch_key(self)
         layout = tuple((t.name, t.datatype, t.array.dtype, t.array.shape) for t in inputs.values())
-        return KnownInputs(direct, layout, self.rows, nbytes, self.key)
+        return KnownInputs(direct, layout, self.rows, self.key)
 
-    def submit(self, direct: Direct, seconds: float) -> None:
-        """Queue the filled call, to be answered within so many seconds if not 0.
+    def complete(self) -> None:
+        """Implements `JoinedCall.complete`."""
+        if not self.whole:
+            self.whole = True
+            nbytes = sum([tensor.array.nbytes for tensor in self.inputs.values()])
+            self.ask(self.model_name, self.model_version, "", self.inputs, nbytes=nbytes)
 
-        Raises `StatusError`. It is charged to nobody: its arrays are the program's.
+    def queue(self, submit: Submit) -> None:
+        """Implements `JoinedCall.queue`."""
+        try:
+            self.submit(submit)
+        except Exception as error:
+            self.error = error
+            self.over = True
+            self.wake()
+
+    def submit(self, submit: Submit) -> None:
+        """Queue the filled call; raises `StatusError`.
+
+        It is charged to nobody: its arrays are the program's.
         """
+        self.complete()
         transport = self._transport
-        if not transport.under_way and direct.run_alone(self):
-            return
-        self.until = transport.expiry.after(seconds) if seconds else 0.0
+        self.until = transport.expiry.after(self._seconds) if self._seconds else 0.0
         transport.under_way.add(self)
         self.queued = True
         try:
             if transport.engine.admission.exiting:
                 raise ServerExiting("Server exiting")
-            direct.submit(self)
+            submit(self)
         except BaseException as error:
             self._leave()
             if isinstance(error, ServerError):
@@ -156,7 +175,9 @@ class PlainCall(EngineCall):
     def give_up(self) -> None:
         """Cancel the call, whose caller no longer waits."""
         if self._leave():
-            self.cancel()
+            if self.whole:
+                self.cancel()
+            self.ended = True
 
     def result(self) -> Result:
         """The response as the caller gets it; raises `ClientError`."""
@@ -184,29 +205,44 @@ class PlainCall(EngineCall):
 
 
 class CoroutineCall(PlainCall):
-    """A call that a coroutine waits for: `future` is done once it is answered."""
+    """A call that a coroutine waits for: `future`, if any, is done once it is answered."""
 
     __slots__ = ("future",)
 
-    def __init__(self, transport: InProcessTransport) -> None:
-        self._transport = transport
-        self.response = self.error = None
-        self.queued = self.over = False
-        self.future: asyncio.Future[None] = transport.loop.create_future()
+    future: asyncio.Future[None] | None
+
+    def __init__(self, transport: InProcessTransport, seconds: float) -> None:
+        self._transport, self._seconds = transport, seconds
+        self.response = self.error = self.future = None
+        self.queued = self.over = self.whole = False
+
+    def respond_from(self, batch: Computed) -> None:
+        """Implements `Call.respond_from`, by what `PlainCall` does; 0.3 µs less in one function."""
+        if self.over:
+            return
+        self.over = True
+        if self.queued:
+            self._transport.left(self)
+        response = batch.response(self)
+        self.response = response if len(batch.calls) > 1 else apart(response, self.inputs)
+        if (future := self.future) is not None and not future.done():
+            future.set_result(None)
 
     def wake(self) -> None:
         """Implements `PlainCall.wake`."""
-        if not self.future.done():
-            self.future.set_result(None)
+        if (future := self.future) is not None and not future.done():
+            future.set_result(None)
 
 
 class ThreadCall(PlainCall):
     """A call that a thread waits for: a lock costs less than an event, or a future."""
 
-    __slots__ = ("_again", "_answered", "_given", "_loop", "_seconds", "layout")
+    __slots__ = ("_again", "_answered", "_given", "_loop", "layout")
 
-    def __init__(self, transport: InProcessTransport, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(transport)
+    def __init__(
+        self, transport: InProcessTransport, seconds: float, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(transport, seconds)
         self.instance = None
         self.layout: KnownInputs | None = None
         self._loop = loop
@@ -215,15 +251,15 @@ class ThreadCall(PlainCall):
         self._answered.acquire()
 
     def answered(
-        self, model: str, version: str, given: Mapping[str, Any], known: KnownInputs | None,
-        seconds: float,
-    ) -> Result | None:  # fmt: skip
-        """Run the call, or have it run, and return its result, within so many seconds if not 0.
+        self, model: str, version: str, given: Mapping[str, Any], known: KnownInputs | None
+    ) -> Result | None:
+        """Run the call, or have it run, and return its result; None if it is not plain.
 
-        None if it is not plain; `known` and `layout` are as in `fill`.
+        `known` and `layout` are as in `fill`.
         """
+        seconds = self._seconds
         self.until = monotonic() + seconds if seconds else 0.0
-        self._given, self._seconds = (model, version, given), seconds
+        self._given = model, version, given
         try:
             while not self.over:
                 self._again = False
@@ -288,7 +324,7 @@ class ThreadCall(PlainCall):
             if layout is not None:
                 lender = layout.direct.lend(self._loop.call_soon_threadsafe)
                 if lender is None:
-                    self.submit(layout.direct, self._seconds)
+                    self.submit(layout.direct.submit)
                     return
                 layout.direct.lender = lender
                 self._again = True

@@ -216,11 +216,10 @@ class Batch:
         if len(self.calls) > 1:
             first, names = call.first, call.outputs
             end = first + call.rows
-            tensors = [
-                new_tensor((name, datatype, whole[first:end]))
-                for name, datatype, whole in tensors
-                if not names or name in names
-            ]
+            tensors = []
+            for name, datatype, whole in self.tensors:
+                if not names or name in names:
+                    tensors.append(new_tensor((name, datatype, whole[first:end])))
         queue_ns = self.started - call.arrived
         timing = new_timing((queue_ns, self.compute_ns, self.rows, self.gather_ns))
         return InferResponse(call.model_name, self.version, call.id, tensors, timing, {})

@@ -60,7 +60,7 @@ from headrace.scheduling.batch import (
     Part,
     Unanswered,
 )
-from headrace.scheduling.lending import Lender, LentInstance, counts, taken
+from headrace.scheduling.lending import JoinedCall, Lender, LentInstance, counts, taken
 from headrace.scheduling.overload import Overload
 from headrace.scheduling.policy import NO_POLICY, SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
@@ -258,6 +258,7 @@ class Batcher:
             and policy.queue == NO_POLICY
         )
         self._alone_since = 0  # nanoseconds; 0 if the loop has had a turn since the last such call
+        self._joined: list[JoinedCall] = []  # they run together at the end of the tick
 
     @property
     def pending(self) -> int:
@@ -267,7 +268,7 @@ class Batcher:
     @property
     def busy(self) -> bool:
         """True if any request is queued, in progress, or announced."""
-        if self._open or self._expected or self._line.waits:
+        if self._open or self._expected or self._joined or self._line.waits:
             return True
         if self._instances.busy and (self._lender is None or self._lender.in_use):
             return True
@@ -303,6 +304,7 @@ class Batcher:
 
     def fail_waiting(self, error: ServerError) -> bool:
         """End all requests not begun: no instance is left to run them; returns True."""
+        self._queue_joined()
         # The end of one may submit the next of its sequence.
         while waiting := [one for one in (self._line, *self._lines.values()) if one.waits]:
             for line in waiting:
@@ -455,19 +457,34 @@ class Batcher:
         lines = self._lines or self._line.retries or self._queue.waiting
         return self._simple and not (lines or self.quarantine.cases)
 
-    def run_alone(self, call: Call) -> bool:
-        """Run a checked call at once, with its rows and key, if it comes alone; else False.
+    def join(self, call: JoinedCall) -> bool:
+        """Run a checked call, with its rows and key, outside of the queue; False if it has to be
+        submitted.
 
-        So do the calls of a single caller, who waits for each: for such the end of the event loop's
-        tick, when calls are put together, would bring no other. Other callbacks of the loop have
-        their turn after `_ALONE_NS`.
+        A call that comes alone runs at once. So do the calls of a single caller, who waits for
+        each: for such the end of the event loop's tick would bring no other. Other callbacks of the
+        loop have their turn after `_ALONE_NS`. Otherwise it runs at the end of the tick, together
+        with others that join by then. Such calls have no limits, and are charged to nobody: that
+        takes 2 µs less than `submit` and all that follows.
         """
-        if self._together > 1 or not (self._idle and self._quiet):
-            return False
-        instance = self._able.get(self._idle[-1])
-        if instance is None:
-            return False
-        now = self._now()
+        joined, now = self._joined, self._now()
+        if joined:
+            if len(joined) >= MANY:
+                return False
+        else:
+            instance = self._free
+            if instance is None:
+                return False
+            if self._together <= 1 and self._run_alone(instance, call, now):
+                return True
+            if not self._flush_scheduled:
+                self._schedule_flush()
+        call.arrived = now
+        joined.append(call)
+        return True
+
+    def _run_alone(self, instance: LentInstance, call: Call, now: int) -> bool:
+        """Run a call at once; False if others have to have their turn before."""
         if not self._alone_since:
             self._alone_since = now
         elif now - self._alone_since > _ALONE_NS:
@@ -475,19 +492,55 @@ class Batcher:
         batch = Batch(self._signature, [call])
         if not instance.light(batch):
             return False
-        call.arrived = call.began = now
+        call.arrived = now
+        self._run_here(instance, batch, Closed.IDLE)
+        if not self._flush_scheduled:
+            self._schedule_flush()
+        return True
+
+    @property
+    def _free(self) -> LentInstance | None:
+        """An idle instance that any thread may run, if a call that comes now may run at once."""
+        if not self._idle or not self._quiet:
+            return None
+        return self._able.get(self._idle[-1])
+
+    def _run_joined(self, now: int) -> None:
+        """Run the calls that have joined as one batch; those that do not fit are queued."""
+        instance = self._free
+        calls = [call for call in self._joined if not call.ended]
+        if instance is not None and calls:
+            places, reason, _ = self._policy.batch.take(calls, now)
+            batch = Batch(self._signature, [calls[place] for place in places])
+            if instance.light(batch):
+                self._joined = []
+                if len(calls) > len(places):
+                    chosen = set(places)
+                    self._joined = [one for at, one in enumerate(calls) if at not in chosen]
+                self._together = len(places)
+                self._run_here(instance, batch, reason)
+        self._queue_joined()
+
+    def _queue_joined(self) -> None:
+        """Let calls that have joined be submitted."""
+        calls, self._joined = self._joined, []
+        for call in calls:
+            if not call.ended:
+                call.queue(self.submit)
+
+    def _run_here(self, instance: LentInstance, batch: Batch, reason: Closed) -> None:
+        """Run a batch of calls that are in no queue on the last idle instance."""
         self._idle.pop()
         outcome = instance.run(batch)
-        if taken(batch, self._version, outcome):
-            self._idle.append(instance)
-            call.respond_from(batch)
-            self._statistics.batch_succeeded(*counts(batch, outcome))
-            self._closed[Closed.IDLE] += 1
-            if not self._flush_scheduled:
-                self._schedule_flush()
-        else:
+        if not taken(batch, self._version, outcome):
             self._returned(instance, batch, outcome)
-        return True
+            return
+        self._idle.append(instance)
+        for call in batch.calls:
+            call.outcome = None  # which refers to the call
+            call.respond_from(batch)
+        self._statistics.batch_succeeded(*counts(batch, outcome))
+        self._closed[reason] += 1
 
     def lend(self, call_soon: Callable[..., Any]) -> Lender | None:
         """Lend the idle instances to threads, until they are needed here; None if that is not
@@ -532,7 +585,9 @@ class Batcher:
         if batch is not None and outcome is not None:
             self._take_back()  # what waits for this instance there is to be run here
             for call in batch.calls:
-                call.level, call.run_number = 1, 0
+                assert isinstance(call, JoinedCall)
+                call.complete()
+                call.level, call.run_number, call.began = 1, 0, call.arrived
                 call.deadline = call.execution = None
                 call.owner = self
                 self._load.requests += 1
@@ -551,7 +606,8 @@ class Batcher:
     def _flush(self) -> None:
         """Give queued requests to idle instances; runs at the end of the event loop's tick."""
         line, queue = self._line, self._queue
-        if 0 < queue.waiting < self._together and not line.retries:
+        waiting = queue.waiting + len(self._joined)
+        if 0 < waiting < self._together and not line.retries:
             # Fewer calls than ran together last time: what their clients have sent meanwhile costs
             # less in this batch, a turn later, than in one of its own.
             self._together = 0
@@ -560,6 +616,8 @@ class Batcher:
         self._flush_scheduled = False
         self._alone_since = 0
         now = self._now()
+        if self._joined:
+            self._run_joined(now)
         if queue.deadlines:
             self._expire(queue, now)
         # One batch per instance: an inline instance is idle again at once, and between two of its

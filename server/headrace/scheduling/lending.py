@@ -16,7 +16,7 @@ from threading import Lock
 from time import monotonic_ns
 from typing import Any, Protocol, runtime_checkable
 
-from headrace.core.call import Call
+from headrace.core.call import Call, Submit
 from headrace.core.signature import Signature
 from headrace.observability.statistics import BatchCounts, VersionStatistics
 from headrace.scheduling.batch import Batch, Instance, Outcome
@@ -40,8 +40,24 @@ class LentInstance(Instance, Protocol):
         """Run `batch` on the calling thread. Never raises: a failure is an outcome, too."""
 
 
-class ThreadedCall(Call):
-    """A call of this process: a thread that waits for one may run it, with its `rows` and `key`."""
+class JoinedCall(Call):
+    """A call of this process that needs no queue: with its inputs, `rows` and `key`, and the
+    fields of an answer, but no others before it is `complete`.
+    """
+
+    __slots__ = ()
+
+    def complete(self) -> None:
+        """Set all fields of a call, as a queue needs them."""
+        raise NotImplementedError
+
+    def queue(self, submit: Submit) -> None:
+        """Submit the call, which could not run without a queue. Must not raise."""
+        raise NotImplementedError
+
+
+class ThreadedCall(JoinedCall):
+    """A call of this process that a thread may run while it waits for it."""
 
     __slots__ = ("instance",)
 
@@ -115,7 +131,7 @@ class Lender:
         """Take a call: it is its turn, or it waits for it; False if nothing is lent any more."""
         self.used = True
         call.instance = None
-        call.arrived = call.began = monotonic_ns()
+        call.arrived = monotonic_ns()
         with self._lock:
             if not self._open:
                 return False
@@ -171,6 +187,7 @@ class Lender:
                 return
             self.leave(call)
             for one in calls:
+                one.outcome = None  # which refers to the call
                 one.respond_from(batch)
             if self._statistics.owe(counts(batch, outcome)) == _MOST_OWED:
                 self._pass(self._statistics.settle)
