@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from shutil import make_archive
 from typing import TypeVar
 
 import pytest
@@ -138,6 +139,15 @@ def test_plugins_of_packages_come_after_our_own(path: Path) -> None:
     plugin = found["upper"]
     assert (plugin.kind, plugin.package) == ("backend", "others 1.0")
     assert BACKENDS.load(lambda target: target)["upper"] is plugin.load()
+
+
+def test_a_plugin_of_a_package_in_an_archive_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "packed").mkdir()
+    install(tmp_path / "packed", "packed", BACKENDS.name, inner="collections:OrderedDict")
+    monkeypatch.syspath_prepend(make_archive(str(tmp_path / "all"), "zip", tmp_path / "packed"))
+    assert BACKENDS.installed()["inner"].package == "packed 1.0"
 
 
 @pytest.mark.parametrize(("target", "problem"), [

@@ -4,13 +4,12 @@ import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
-from google.protobuf.json_format import ParseDict, ParseError
-from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.message import DecodeError
 
 from headrace.api.operations import NAMED, Document, Operation
-from headrace.client import AnswerError, ClientError, InputError, StatusError
+from headrace.client import AnswerError, ClientError, StatusError
 from headrace.client.address import Address
+from headrace.client.documents import answer_document, request_message
 from headrace.client.memory import NOTHING, ClientMemory, SharedTensors
 from headrace.client.transport import (
     InferRequest,
@@ -27,10 +26,7 @@ from headrace.core.call import InferResponse, Timing
 from headrace.core.datatypes import BY_NUMPY
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer, Tensor
-from headrace.protocol.documents import to_json
 from headrace.protocol.grpc import DEADLINE_EXCEEDED, MAX_MESSAGE, End, Reason
-from headrace.protocol.pb import POOL
-from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.status import http_status_of
 from headrace.protocol.v2_protobuf import (
     AnswerReader,
@@ -201,32 +197,3 @@ class _Stream(StreamCall):
     def closed(self, end: End | None) -> None:
         """Queue the end."""
         self.responses.end(None if end is None else self.explain(end))
-
-
-def _class(operation: Operation, name: str) -> type[Message]:
-    return GetMessageClass(POOL.FindMessageTypeByName(f"{operation.package}.{name}"))
-
-
-def answer_document(operation: Operation, data: bytes) -> Any:
-    """The document, as over HTTP, of an answer's message; raises `DecodeError`."""
-    document = to_json(_class(operation, operation.response).FromString(data))
-    if operation.name == "ModelConfig":
-        return document["config"]
-    if operation.name == "RepositoryIndex":
-        return [{n: value for n, value in m.items() if value} for m in document["models"]]
-    return document
-
-
-def request_message(operation: Operation, given: Document, parts: Mapping[str, str]) -> bytes:
-    """The request message for a document as over HTTP; raises `InputError`."""
-    named = {name: value for name, value in parts.items() if value}
-    if operation.name in ("RepositoryModelLoad", "RepositoryModelUnload"):
-        fields = {bool: "bool_param", str: "string_param", bytes: "bytes_param"}
-        control = pb.RepositoryModelLoadRequest(model_name=named["name"])  # both are alike
-        for name, value in given.get("parameters", {}).items():
-            setattr(control.parameters[name], fields[type(value)], value)
-        return control.SerializeToString()
-    try:
-        return ParseDict(given | named, _class(operation, operation.request)()).SerializeToString()
-    except ParseError as error:
-        raise InputError(f"{operation.name}: {error}") from None

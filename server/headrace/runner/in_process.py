@@ -15,7 +15,7 @@ import orjson
 from headrace.api.handlers import BareCall, unary_handlers
 from headrace.api.operations import Document, Operation
 from headrace.client import ClientError, StatusError, TimedOut
-from headrace.client.grpc import answer_document, request_message
+from headrace.client.documents import answer_document, request_message
 from headrace.client.transport import InferRequest, Responses
 from headrace.client.values import ModelSignature
 from headrace.core.call import Call, InferResponse
