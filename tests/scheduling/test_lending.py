@@ -36,6 +36,9 @@ class Held:
     def serves(self, target: object) -> bool:
         return True
 
+    def run_each(self, batches: Any) -> Any:
+        return [self.run(batch) for batch in batches]
+
     def light(self, batch: Batch) -> bool:
         return True
 

@@ -112,7 +112,7 @@ class AsyncModels:
         """
         known = self._signatures.get((request.model, request.version))
         if known is not None and known.most_rows:
-            parts = divided(request, known.most_rows)
+            parts = divided(request, self._part_rows(request, known.most_rows))
             if len(parts) > 1:
                 return await self._send_parts(parts, timeout)
         try:
@@ -127,6 +127,10 @@ class AsyncModels:
         if len(parts) < 2:
             raise refused
         return await self._send_parts(parts, timeout)
+
+    def _part_rows(self, request: InferRequest, most_rows: int) -> int:
+        """Rows of each part of a request to a model that takes `most_rows` in a batch."""
+        return most_rows
 
     async def _send_parts(self, parts: Sequence[InferRequest], timeout: float | None) -> Result:
         """The joined responses to parts of a request, all of the version of the first one."""

@@ -20,6 +20,7 @@ from headrace.engine.workbench import Job, Workbench
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS, Histogram, ResponseCounts
 from headrace.protocol.classification import classify_outputs
 from headrace.protocol.status import INTERNAL_TEXT
+from headrace.scheduling.batcher import Batcher
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ Compose = Callable[[Submit], Submit]  # makes a stage from the next one
 _CLASSIFIED_HERE = 16 << 10
 _ANY = 1 << 60  # parts of a table, whose size other limits bound
 _PARTS_AT_ONCE = 8  # parts of a divided call in flight
+_ALONE_NS = 400_000  # of parts that run one after the other in one turn of the event loop
 _JOINED_HERE = 1 << 20  # bytes concatenated on the event loop
 
 
@@ -238,15 +240,19 @@ CheckAnswer = Callable[[str, int], None]  # raises for a model's answer of too m
 
 
 def divide(
-    most: int, submit: Submit, expect: Expect, bench: Workbench, check_answer: CheckAnswer
-) -> Submit:
-    """The stage that divides calls with more than `most` rows."""
+    most: int, submit: Submit, expect: Expect, bench: Workbench, check_answer: CheckAnswer,
+    batcher: Batcher | None = None,
+) -> Submit:  # fmt: skip
+    """The stage that divides calls with more than `most` rows.
+
+    `batcher`, if any, is the one that `submit` belongs to: it may run parts at once.
+    """
 
     def stage(call: Call) -> None:
         if call.rows <= most:
             submit(call)
         else:
-            DividedCall(call, most, submit, expect, bench, check_answer).begin()
+            DividedCall(call, most, submit, expect, bench, check_answer, batcher).begin()
 
     return stage
 
@@ -271,8 +277,9 @@ class DividedCall:
         expect: Expect,
         bench: Workbench,
         check_answer: CheckAnswer,
+        batcher: Batcher | None,
     ) -> None:
-        """`submit` queues a part; each has at most `part_rows` rows.
+        """`submit` queues a part; each has at most `part_rows` rows. `batcher` as of `divide`.
 
         `check_answer` is called with the size of all answers so far.
         """
@@ -285,6 +292,9 @@ class DividedCall:
         self._expect = expect
         self._bench = bench
         self._check_answer = check_answer
+        self._batcher = batcher
+        self._part_ns = _ALONE_NS  # of a part that has run alone
+        self._going = False  # parts may be answered while others are about to be begun
         self._nbytes = 0
         self._begun = monotonic_ns()
         self._next = 0
@@ -297,7 +307,8 @@ class DividedCall:
         """Queue the first parts; raises `ServerError`."""
         self._expect(1)
         try:
-            self._go_on()
+            # No call is answered before it has been submitted: the first part always waits.
+            self._go_on(1 if self._batcher is not None and self._batcher.free else _PARTS_AT_ONCE)
         except BaseException:
             self._end()
             raise
@@ -322,12 +333,10 @@ class DividedCall:
         self._nbytes += response.nbytes
         try:
             self._check_answer(response.model_name, self._nbytes)
-            self._go_on()
+            if not self._going:
+                self._go_on()
         except ServerError as error:
             self._fail(error)
-            return
-        if not self._parts:
-            self._join()
 
     def failed(self, number: int, error: ServerError) -> None:
         """Fail the call with the error of a part."""
@@ -338,20 +347,73 @@ class DividedCall:
 
     # --- scheduling of parts
 
-    def _go_on(self) -> None:
-        """Queue as many parts as allowed; raises `ServerError` if none can be queued."""
-        while self._next < len(self._bounds) and len(self._parts) < _PARTS_AT_ONCE:
-            number = self._next
-            start, stop = self._bounds[number]
-            part = self._part(number, start, stop)
+    def _go_on(self, most: int = _PARTS_AT_ONCE) -> None:
+        """Run or queue as many parts as allowed; raises `ServerError` if none can be queued."""
+        self._going = True
+        try:
+            while self._next < len(self._bounds) and len(self._parts) < most and not self._over:
+                if self._next and not self._parts and self._batcher is not None:
+                    ran = self._run_alone(self._batcher)
+                    if ran:
+                        continue
+                    if ran is None:
+                        self._batcher.soon(self._resume)
+                        return
+                if not self._queue(self._begun_part()):
+                    return
+        finally:
+            self._going = False
+        if not self._parts and not self._over:
+            self._join()
+
+    def _resume(self) -> None:
+        """Go on after others had their turn of the event loop."""
+        if not self._over:
             try:
-                self._submit(part)
-            except (QueueFull, Overloaded):
-                if not self._parts:
-                    raise
-                return
-            self._parts[number] = part
-            self._next += 1
+                self._go_on()
+            except ServerError as error:
+                self._fail(error)
+
+    def _run_alone(self, batcher: Batcher) -> bool | None:
+        """Run some parts at once; False or None as `Batcher.run_alone`."""
+        if not batcher.free:
+            return False
+        count = max(min(_ALONE_NS // self._part_ns, _PARTS_AT_ONCE, self._left), 1)
+        parts = [self._begun_part() for _ in range(count)]
+        begun = monotonic_ns()
+        if ran := batcher.run_alone(parts):
+            self._part_ns = max((monotonic_ns() - begun) // count, 1)
+        else:
+            for part in parts:
+                del self._parts[part.place]
+            self._next -= count
+        return ran
+
+    @property
+    def _left(self) -> int:
+        return len(self._bounds) - self._next
+
+    def _begun_part(self) -> "_Part":
+        """The next part, which is under way from now on."""
+        number = self._next
+        part = self._parts[number] = self._part(number, *self._bounds[number])
+        self._next += 1
+        return part
+
+    def _queue(self, part: "_Part") -> bool:
+        """Queue a part; False if that is refused, and others are under way.
+
+        Raises `ServerError` without such others, and for other refusals.
+        """
+        try:
+            self._submit(part)
+        except BaseException as error:
+            del self._parts[part.place]
+            self._next -= 1
+            if not self._parts or not isinstance(error, QueueFull | Overloaded):
+                raise
+            return False
+        return True
 
     def _part(self, number: int, start: int, stop: int) -> "_Part":
         whole = self.whole

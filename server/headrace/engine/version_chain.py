@@ -106,8 +106,14 @@ class VersionChain:
             queue = tell_servers(running.forwarded_headers, queue)
         direct = queue
         if signature.max_batch_size:
-            check_answer = running.regions.admission.check_answer
-            queue = divide(signature.max_batch_size, queue, expect, bench, check_answer)
+            scheduler = running.scheduler
+            batcher = scheduler if isinstance(scheduler, Batcher) else None
+            if batcher is not None and queue != batcher.submit:
+                batcher = None
+            queue = divide(
+                signature.max_batch_size, queue, expect, bench,
+                running.regions.admission.check_answer, batcher,
+            )  # fmt: skip
         for stage in loaded.stages:
             direct = queue = stage(queue)
         self._queue = queue

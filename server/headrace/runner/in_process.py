@@ -191,6 +191,8 @@ class InProcessTransport:
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
         """The response to a request."""
         call = _SingleCall(_asked(request), seconds)
+        if not call.options.sequence_id:  # a request of any number of rows is divided
+            call.options = call.options._replace(table=True)
         with self._submitted(call):
             try:
                 async with asyncio.timeout(seconds or None):

@@ -245,6 +245,7 @@ class Batcher:
         self._order: deque[Call] | None = deque() if policy.preserve_ordering else None
         self._uniform = signature.uniform
         self._now, self._soon = clock.now, clock.soon
+        self.soon = clock.soon
         self._flush_scheduled = False
         self._together = 0  # calls of the last batch
         self._timer: Timer | None = None
@@ -483,6 +484,43 @@ class Batcher:
         joined.append(call)
         return True
 
+    @property
+    def free(self) -> bool:
+        """True if a call that comes now may run at once."""
+        return self._free is not None and not self._joined
+
+    def run_alone(self, calls: Sequence[Call]) -> bool | None:
+        """Run checked calls, with their rows, one after the other; False if that is impossible
+        now, None if the event loop has to have a turn before.
+
+        For calls that fill a batch each; they are charged to nobody. A run takes what it needs out
+        of the processor's caches, so all else is done before the first, or after the last.
+        """
+        instance = self._free
+        if instance is None or self._joined:
+            return False
+        if self._alone_since:
+            return None
+        batches = [Batch(self._signature, [call]) for call in calls]
+        if not instance.light(batches[0]):
+            return False
+        self._alone_since = now = self._now()
+        for call in calls:
+            call.key = None if self._uniform else self._signature.batch_key(call)
+            call.arrived = now
+        self._idle.pop()
+        outcomes = instance.run_each(batches)
+        self._idle.append(instance)
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            if taken(batch, self._version, outcome):
+                self._answered(batch, outcome, Closed.FULL)
+            else:
+                self._idle.remove(instance)
+                self._returned(instance, batch, outcome)
+        if not self._flush_scheduled:
+            self._schedule_flush()
+        return True
+
     def _run_alone(self, instance: LentInstance, call: Call, now: int) -> bool:
         """Run a call at once; False if others have to have their turn before."""
         if not self._alone_since:
@@ -536,6 +574,10 @@ class Batcher:
             self._returned(instance, batch, outcome)
             return
         self._idle.append(instance)
+        self._answered(batch, outcome, reason)
+
+    def _answered(self, batch: Batch, outcome: Outcome, reason: Closed) -> None:
+        """Answer and count calls that were in no queue."""
         for call in batch.calls:
             call.outcome = None  # which refers to the call
             call.respond_from(batch)
@@ -585,8 +627,8 @@ class Batcher:
         if batch is not None and outcome is not None:
             self._take_back()  # what waits for this instance there is to be run here
             for call in batch.calls:
-                assert isinstance(call, JoinedCall)
-                call.complete()
+                if isinstance(call, JoinedCall):
+                    call.complete()
                 call.level, call.run_number, call.began = 1, 0, call.arrived
                 call.deadline = call.execution = None
                 call.owner = self

@@ -10,7 +10,7 @@ The only part of scheduling that threads share: a lock guards it.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
 from time import monotonic_ns
@@ -38,6 +38,9 @@ class LentInstance(Instance, Protocol):
 
     def run(self, batch: Batch) -> Outcome:
         """Run `batch` on the calling thread. Never raises: a failure is an outcome, too."""
+
+    def run_each(self, batches: Sequence[Batch]) -> Sequence[Outcome]:
+        """Run batches on the event loop, as `run`, one after the other."""
 
 
 class JoinedCall(Call):

@@ -232,6 +232,12 @@ class LocalInstance:
             self._judge(self._verdict, outcome)
         return outcome
 
+    def run_each(self, batches: Sequence[Batch]) -> Sequence[Outcome]:
+        """Implements `LentInstance.run_each`."""
+        self._ran = True
+        run = self._run_batch
+        return [run(batch) for batch in batches]
+
     def serves(self, target: object) -> bool:
         """Implements `Instance.serves`: it is its only target."""
         return target is self
