@@ -247,8 +247,7 @@ class ThreadCall(PlainCall):
         self.layout: KnownInputs | None = None
         self._loop = loop
         self._again = False
-        self._answered = Lock()
-        self._answered.acquire()
+        self._answered: Lock | None = None  # while nobody waits
 
     def answered(
         self, model: str, version: str, given: Mapping[str, Any], known: KnownInputs | None
@@ -277,9 +276,16 @@ class ThreadCall(PlainCall):
             raise
         return None if self.response is None and self.error is None else self.result()
 
+    def prepare(self) -> None:
+        """Implements `ThreadedCall.prepare`."""
+        if self._answered is None:
+            self._answered = Lock()
+            self._answered.acquire()
+
     def wake(self) -> None:
         """Implements `PlainCall.wake`."""
-        self._answered.release()
+        if self._answered is not None:
+            self._answered.release()
 
     def hand_over(self) -> None:
         """Implements `ThreadedCall.hand_over`."""
@@ -294,11 +300,15 @@ class ThreadCall(PlainCall):
                 lender.run(self)
                 if not self.over:  # the batch has failed
                     self._wait(seconds)
-        finally:
+        except BaseException:
+            lender.leave(self)
+            raise
+        if self.instance is not None:
             lender.leave(self)
 
     def _hand_on(self, seconds: float) -> bool:
         """Pass the call to the event loop, and wait; False if it has ended."""
+        self.prepare()
         try:
             self._loop.call_soon_threadsafe(self._begin)
         except RuntimeError:  # the complete way says so
@@ -308,6 +318,7 @@ class ThreadCall(PlainCall):
 
     def _wait(self, seconds: float) -> None:
         """Wait until the call is answered, or it is its turn."""
+        assert self._answered is not None, "a wait without a lock. This is a bug."
         acquire, until = self._answered.acquire, self.until or inf
         while not acquire(timeout=min(max(until - monotonic(), 0.0), _LOOK_SECS)):
             if self._loop.is_closed():

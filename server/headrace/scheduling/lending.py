@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 from typing import Any, Protocol, runtime_checkable
 
 from headrace.core.call import Call, Submit
@@ -23,6 +23,7 @@ from headrace.scheduling.batch import Batch, Instance, Outcome
 from headrace.scheduling.policy import BatchPolicy
 
 _MOST_OWED = 64  # batches that are counted together
+_YIELDS = 3  # turns of other threads before a batch that is smaller than the last one
 
 
 @runtime_checkable
@@ -66,6 +67,9 @@ class ThreadedCall(JoinedCall):
 
     instance: LentInstance | None  # set while it is the call's turn to run itself
 
+    def prepare(self) -> None:
+        """Prepare for `wake`: the thread is about to wait."""
+
     def wake(self) -> None:
         """Let the thread go on: the call is answered, or it is its turn."""
         raise NotImplementedError
@@ -106,6 +110,7 @@ class Lender:
         self._free = instances
         self._waiting: deque[ThreadedCall] = deque()
         self._open = True
+        self._together = 1  # calls of the last batch, about
         self.used = True
 
     # --- on the event loop
@@ -141,6 +146,7 @@ class Lender:
             if self._free:
                 call.instance = self._free.pop()
             else:
+                call.prepare()
                 self._waiting.append(call)
         return True
 
@@ -180,12 +186,20 @@ class Lender:
         assert instance is not None, "a call that runs out of its turn. This is a bug."
         calls: list[ThreadedCall] = [call]
         try:
-            if self._waiting:
+            if self._waiting or self._together > 1:
+                # Threads that were answered with the last batch are about to call again: one batch
+                # more costs more than to let them.
+                for _ in range(_YIELDS):
+                    if len(self._waiting) + 1 >= self._together:
+                        break
+                    sleep(0)
                 self._gather(calls)
+            self._together = len(calls)
             batch = Batch(self._signature, [*calls])
             outcome = instance.run(batch)
             if not taken(batch, self._version, outcome):
                 call.instance = None
+                call.prepare()
                 self._pass(self._returned, instance, batch, outcome)
                 return
             self.leave(call)
