@@ -214,7 +214,7 @@ def test_a_server_that_does_not_answer(scheme: str) -> None:
 @pytest.mark.parametrize(
     ("scheme", "refused", "known_by"), [
     ("http", 403, {"token": "secret"}),
-    ("grpc", 503, {"headers": {"triton-grpc-protocol-authorization": "Bearer secret"}}),
+    ("grpc", 403, {"headers": {"triton-grpc-protocol-authorization": "Bearer secret"}}),
 ])  # fmt: skip
 def test_headers(scheme: str, refused: int, known_by: Any, tmp_path: Path) -> None:
     rule = "metadata:authorization=Bearer secret"

@@ -302,3 +302,13 @@ def test_engines_end_with_their_last_runner(models: Path) -> None:
     del other
     gc.collect()
     assert len(set(sys._current_frames()) & engine_threads) < len(engine_threads)
+
+
+def test_a_wrong_key_is_told_at_once(models: Path) -> None:
+    """Over gRPC too, where the refusal has the status of servers that are not there for now."""
+    rule = "inference:authorization=Bearer secret"
+    with ServerProcess(models, options=[f"--grpc-restricted-protocol={rule}"]) as server:
+        runner = Runner(f"grpc://{server.grpc}", "add_sub", token="wrong", retries=100)
+        with pytest.raises(StatusError, match="restricted") as raised:
+            list(runner.tables([table(1)]))
+        assert (raised.value.status, raised.value.grpc_status) == (403, 14)

@@ -39,6 +39,9 @@ from headrace.protocol.v2_protobuf import (
 
 _STREAMED_STATUS = 500  # status of an error on a stream, which only has a text
 _INTERNAL = 13
+# The answer of this server, and of Triton, to a request without the required header. Over gRPC it
+# has the status of servers that are not there for now, but it helps nobody to ask again.
+_RESTRICTED, _UNAVAILABLE, _FORBIDDEN = "This protocol is restricted", 14, 403
 
 
 class GrpcTransport:
@@ -177,6 +180,8 @@ class GrpcTransport:
                 return late(self._address, seconds)
             case Reason.STATUS if end.status == DEADLINE_EXCEEDED:
                 return late(self._address, seconds)
+            case Reason.STATUS if end.status == _UNAVAILABLE and end.text.startswith(_RESTRICTED):
+                return StatusError(_FORBIDDEN, end.text, end.status)
             case Reason.STATUS | Reason.REFUSED:
                 return StatusError(http_status_of(end.status), end.text, end.status)
             case Reason.LOST:

@@ -15,7 +15,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from headrace.client import InputError
+from headrace.core.errors import Unsupported
 from headrace.core.tensors import Array
+from headrace.protocol import arrow
 
 _SHOWN = 5  # names in an error
 
@@ -86,10 +88,10 @@ def table_of(value: object) -> ColumnTable | None:
         columns = [frame.iloc[:, place] for place in range(frame.shape[1])]
         return _table([str(name) for name in frame.columns], columns, len(frame))
     if isinstance(value, ArrowStream) and not _is_pandas(value):
-        arrow = pyarrow()
-        stream = arrow.chunked_array(value)
-        if arrow.types.is_struct(stream.type):
-            table = arrow.table(value)
+        library = pyarrow()
+        stream = library.chunked_array(value)
+        if library.types.is_struct(stream.type):
+            table = library.table(value)
             return _table(table.column_names, table.columns, table.num_rows)
     return None
 
@@ -232,10 +234,9 @@ def _plain(array: Array) -> Array:
 def pyarrow() -> Any:
     """The module pyarrow; raises `InputError` without it."""
     try:
-        return import_module("pyarrow")
-    except ImportError:
-        text = "tables and columns in the form of Arrow are read by pyarrow, which is not installed"
-        raise InputError(f"{text}: pip install 'headrace[tables]'") from None
+        return arrow.pyarrow()
+    except Unsupported as error:
+        raise InputError(str(error)) from None
 
 
 def _underscored(name: str) -> str:

@@ -24,7 +24,7 @@ from headrace.client.tables import table_of
 from headrace.client.transport import InferRequest, Result
 from headrace.client.values import ModelSignature
 from headrace.runner.places import SharedModels, places
-from headrace.runner.schemas import ddl_of, meta_of, schema_of
+from headrace.runner.schemas import ddl_of, meta_of, table_schema
 from headrace.runner.tables import TableCall, Wanted
 
 T = TypeVar("T")
@@ -133,11 +133,12 @@ class Runner:
         wanted = self.wanted
         # Not one of an earlier stream: the model may have been loaded anew since.
         signature = models.signature(wanted.model, wanted.version, fresh=True)
+        divides = not is_address(self.place)
         under_way = _UnderWay()
         sending: TableCall | None = None
         try:
             for given in tables:
-                sending = TableCall(wanted, signature, given)
+                sending = TableCall(wanted, signature, given, divides)
                 under_way.tables.append(sending)
                 for request in sending.requests():
                     while len(under_way.requests) >= self.in_flight:
@@ -179,7 +180,9 @@ class Runner:
         if keep and not isinstance(keep, Mapping):
             example = dict.fromkeys(keep, "int64")
             raise InputError(f"the kept columns have no types, such as keep={example}")
-        return schema_of(self.wanted.of(self.signature), keep if isinstance(keep, Mapping) else {})
+        return table_schema(
+            self.wanted.of(self.signature), keep if isinstance(keep, Mapping) else {}
+        )
 
     @property
     def ddl(self) -> str:

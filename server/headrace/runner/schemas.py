@@ -33,7 +33,7 @@ def is_scalar(declared: Declared) -> bool:
     return prod(declared.shape[1:]) == 1
 
 
-def schema_of(outputs: Mapping[str, Declared], kept: Mapping[str, Any]) -> Any:
+def table_schema(outputs: Mapping[str, Declared], kept: Mapping[str, Any]) -> Any:
     """The `pyarrow.Schema` of tables of outputs, after the kept columns by their types."""
     arrow = pyarrow()
     fields = [arrow.field(name, type_of(which)) for name, which in kept.items()]

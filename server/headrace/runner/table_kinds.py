@@ -14,7 +14,7 @@ from headrace.client import AnswerError, InputError
 from headrace.client.tables import pyarrow
 from headrace.client.values import Declared
 from headrace.core.tensors import Array
-from headrace.runner.schemas import schema_of, type_of
+from headrace.runner.schemas import table_schema, type_of
 
 
 def keep_and_add(
@@ -52,7 +52,7 @@ def _arrow_table(
     if isinstance(keep, Mapping):
         fields = [arrow.field(name, type_of(kind)) for name, kind in keep.items()]
         columns = [one.cast(field.type) for one, field in zip(columns, fields, strict=True)]
-    schema = schema_of(outputs, {})
+    schema = table_schema(outputs, {})
     columns += [_arrow_column(name, found[name], schema.field(name).type) for name in found]
     whole = arrow.schema([*fields, *schema])
     if batch:

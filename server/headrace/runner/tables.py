@@ -52,12 +52,18 @@ class Wanted:
 class TableCall:
     """A table, for one thread. Each of the `requests` has its result added, in the same order."""
 
-    def __init__(self, wanted: Wanted, signature: ModelSignature, given: Any) -> None:
-        """Raises `InputError` for columns that are missing, or no table."""
+    def __init__(
+        self, wanted: Wanted, signature: ModelSignature, given: Any, divides: bool = False
+    ) -> None:
+        """`divides` tells that requests with more rows than a batch are divided by an engine here.
+
+        Raises `InputError` for columns that are missing, or no table.
+        """
         table = columns_in(given)
         if table is None:
             raise InputError(f"expected a table or a dict of arrays, got {type(given).__name__}")
         self._wanted = wanted
+        self._divides = divides
         self._signature = signature
         self._given = given
         self._rows = table.rows
@@ -76,7 +82,7 @@ class TableCall:
     def requests(self) -> Iterator[InferRequest]:
         """The requests for all rows, in order, none for no rows; raises `InputError`."""
         wanted, signature = self._wanted, self._signature
-        each = wanted.rows or _good_rows(signature)
+        each = wanted.rows or _good_rows(signature, self._divides)
         outputs = [] if wanted.outputs is None else list(self._outputs)
         for start in range(0, self._rows, each):
             count = min(each, self._rows - start)
@@ -187,8 +193,11 @@ def _cut(value: Any, start: int, stop: int) -> Any:
     return ColumnTable(cut, stop - start, value.named)
 
 
-def _good_rows(signature: ModelSignature) -> int:
-    """Rows of a request, as many as fit into some bytes and a batch, or as a model insists on."""
+def _good_rows(signature: ModelSignature, divides: bool) -> int:
+    """Rows of a request, as many as fit into some bytes and a batch, or as a model insists on.
+
+    Several whole batches, if requests are divided.
+    """
     each, rows = 0, signature.most_rows
     for declared in signature.inputs.values():
         datatype = declared.datatype
@@ -197,7 +206,9 @@ def _good_rows(signature: ModelSignature) -> int:
         if declared.shape and declared.shape[0] > 0:
             return declared.shape[0]
     fitting = max(_REQUEST_BYTES // max(each, 1), 1)
-    return min(fitting, rows) if rows else fitting
+    if not rows or fitting <= rows:
+        return fitting
+    return fitting // rows * rows if divides else rows
 
 
 def _output(result: Result, declared: Declared) -> Array:
