@@ -275,3 +275,106 @@ async def test_a_caller_of_quick_calls_leaves_the_loop_to_others(lookups: Path) 
         assert turns > 10
         told = (await engine.statistics("lookup"))["model_stats"][0]
         assert int(told["inference_stats"]["success"]["count"]) == 1001
+
+
+# --- coroutines whose calls run together at the end of a tick
+
+
+async def test_calls_of_one_tick_run_together_and_fail_alone(lookups: Path) -> None:
+    async with AsyncEngine(lookups) as engine:
+        model = engine.model("lookup")
+        expected = {place: (await model(INPUT0=at(place))).array.tolist() for place in range(10)}
+        random = Random(3)
+        failures = 0
+        for _ in range(20):
+            places = [random.choice((*range(10), 99)) for _ in range(12)]
+            found = await asyncio.gather(
+                *(model(INPUT0=at(place)) for place in places), return_exceptions=True
+            )
+            failures += places.count(99)
+            for place, one in zip(places, found, strict=True):
+                if place == 99:
+                    assert isinstance(one, headrace.ClientError)
+                    assert "failed to execute" in str(one)
+                else:
+                    assert isinstance(one, Result)
+                    assert one.array.tolist() == expected[place]
+        [counted] = (await engine.statistics("lookup"))["model_stats"]
+        assert int(counted["inference_stats"]["fail"]["count"]) == failures
+        assert int(counted["inference_stats"]["success"]["count"]) == 10 + 240 - failures
+        assert int(counted["execution_count"]) < 240
+
+
+async def test_a_call_of_a_tick_that_is_cancelled_leaves_the_others(lookups: Path) -> None:
+    async with AsyncEngine(lookups) as engine:
+        model = engine.model("lookup")
+        [expected] = [(await model(INPUT0=at(1))).array.tolist()]
+        await asyncio.gather(*(model(INPUT0=at(1)) for _ in range(8)))
+        asked = [asyncio.ensure_future(model(INPUT0=at(1))) for _ in range(30)]
+        await asyncio.sleep(0)
+        for each in asked[::3]:
+            each.cancel()
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        for number, one in enumerate(found):
+            if number % 3:
+                assert isinstance(one, Result)
+                assert one.array.tolist() == expected
+            else:
+                assert isinstance(one, asyncio.CancelledError)
+
+
+async def test_calls_of_a_tick_in_which_the_model_is_unloaded(lookups: Path) -> None:
+    options: dict[str, Any] = {"model_control_mode": "explicit", "load_model": "lookup"}
+    async with AsyncEngine(lookups, **options) as engine:
+        model = engine.model("lookup")
+        for _ in range(5):
+            await model(INPUT0=at(0))
+            asked = [asyncio.ensure_future(model(INPUT0=at(1))) for _ in range(20)]
+            await asyncio.sleep(0)
+            await engine.unload("lookup")
+            for one in await asyncio.gather(*asked):
+                assert len(one) == 1
+            await engine.load("lookup")
+
+
+# --- requests with more rows than a batch
+
+
+async def test_rows_of_many_batches_are_answered_in_order(repository: Path) -> None:
+    async with AsyncEngine(repository) as engine:
+        for rows in (8, 9, 4003):
+            values = np.arange(rows, dtype=np.float32).reshape(-1, 1)
+            found, other = await asyncio.gather(
+                engine.infer("same", {"INPUT0": values}), engine.model("same")(INPUT0=ONE)
+            )
+            np.testing.assert_array_equal(found.array, values)
+            assert other.array.tolist() == [[1]]
+        [counted] = (await engine.statistics("same"))["model_stats"]
+        assert int(counted["inference_count"]) == 8 + 9 + 4003 + 3
+        # An answer is a table of its own, which may be written.
+        assert not np.may_share_memory(found.array, values)
+
+
+async def test_a_row_that_fails_among_many_batches(lookups: Path) -> None:
+    async with AsyncEngine(lookups) as engine:
+        places = np.zeros((2000, 1), np.int64)
+        places[1500] = 99
+        with pytest.raises(headrace.ClientError, match="failed to execute"):
+            await engine.infer("lookup", {"INPUT0": places})
+        places[1500] = 9
+        assert len((await engine.infer("lookup", {"INPUT0": places})).array) == 2000
+
+
+async def test_many_batches_leave_the_loop_to_others_and_can_be_cancelled(lookups: Path) -> None:
+    options: dict[str, Any] = {"model_control_mode": "explicit", "load_model": "lookup"}
+    async with AsyncEngine(lookups, **options) as engine:
+        places = np.zeros((400_000, 1), np.int64)
+        asked = asyncio.ensure_future(engine.infer("lookup", {"INPUT0": places}))
+        for _ in range(100):
+            assert not asked.done()
+            await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert len(await engine.model("lookup")(INPUT0=at(1))) == 1
+        await engine.unload("lookup")

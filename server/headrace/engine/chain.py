@@ -308,7 +308,8 @@ class DividedCall:
         self._expect(1)
         try:
             # No call is answered before it has been submitted: the first part always waits.
-            self._go_on(1 if self._batcher is not None and self._batcher.free else _PARTS_AT_ONCE)
+            alone = self._batcher is not None and self._batcher.free is not False
+            self._go_on(1 if alone else _PARTS_AT_ONCE)
         except BaseException:
             self._end()
             raise
@@ -375,19 +376,19 @@ class DividedCall:
                 self._fail(error)
 
     def _run_alone(self, batcher: Batcher) -> bool | None:
-        """Run some parts at once; False or None as `Batcher.run_alone`."""
-        if not batcher.free:
-            return False
+        """Run some parts at once; False or None as `Batcher.free`."""
+        if not (free := batcher.free):
+            return free
         count = max(min(_ALONE_NS // self._part_ns, _PARTS_AT_ONCE, self._left), 1)
         parts = [self._begun_part() for _ in range(count)]
         begun = monotonic_ns()
-        if ran := batcher.run_alone(parts):
+        if batcher.run_alone(parts):
             self._part_ns = max((monotonic_ns() - begun) // count, 1)
-        else:
-            for part in parts:
-                del self._parts[part.place]
-            self._next -= count
-        return ran
+            return True
+        for part in parts:
+            del self._parts[part.place]
+        self._next -= count
+        return False
 
     @property
     def _left(self) -> int:

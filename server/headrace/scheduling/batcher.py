@@ -485,22 +485,24 @@ class Batcher:
         return True
 
     @property
-    def free(self) -> bool:
-        """True if a call that comes now may run at once."""
-        return self._free is not None and not self._joined
+    def free(self) -> bool | None:
+        """True if a call that comes now may run at once; None if that is so after a turn of the
+        event loop.
+        """
+        if self._free is None or self._joined:
+            return False
+        return None if self._alone_since else True
 
-    def run_alone(self, calls: Sequence[Call]) -> bool | None:
-        """Run checked calls, with their rows, one after the other; False if that is impossible
-        now, None if the event loop has to have a turn before.
+    def run_alone(self, calls: Sequence[Call]) -> bool:
+        """Run checked calls, with their rows, one after the other, while `free`; False if they are
+        too heavy for the event loop.
 
         For calls that fill a batch each; they are charged to nobody. A run takes what it needs out
         of the processor's caches, so all else is done before the first, or after the last.
         """
         instance = self._free
-        if instance is None or self._joined:
+        if instance is None:
             return False
-        if self._alone_since:
-            return None
         batches = [Batch(self._signature, [call]) for call in calls]
         if not instance.light(batches[0]):
             return False
