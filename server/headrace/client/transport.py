@@ -167,8 +167,14 @@ class Result(Mapping[str, Array]):
     """
 
     def __init__(self, response: InferResponse) -> None:
-        self.response = response  # the protocol's response, with datatypes
+        self._response: InferResponse | None = response
         self._named: Mapping[str, TensorArray] | None = None
+
+    @property
+    def response(self) -> InferResponse:
+        """The protocol's response, with datatypes."""
+        assert self._response is not None, "a result without its response. This is a bug."
+        return self._response
 
     @property
     def model(self) -> str:

@@ -607,6 +607,7 @@ class Computed(Protocol):
     tensors: list[Tensor]
     started: int
     compute_ns: int
+    gather_ns: int
     encoded: dict[object, Any]
 
     def response(self, call: Call) -> InferResponse:

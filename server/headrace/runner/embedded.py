@@ -212,7 +212,7 @@ class AsyncEngineModel(AsyncModel):
                     except BaseException:
                         call.give_up()
                         raise
-                return call.result()
+                return call.result() if call.found is None else call.found
         return await super().__call__(table, **inputs)
 
 

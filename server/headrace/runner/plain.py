@@ -18,11 +18,12 @@ import numpy as np
 
 from headrace.client import ConnectionFailed
 from headrace.client.transport import Result
-from headrace.core.call import Computed, InferResponse, Submit
+from headrace.core.call import Call, Computed, InferResponse, Submit, Timing
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, ServerError, ServerExiting
-from headrace.core.tensors import Tensor, new_tensor
+from headrace.core.tensors import Tensor, TensorArray, new_tensor
 from headrace.engine.entrance import Direct
+from headrace.protocol.arrow import NULLS
 from headrace.runner.in_process import EngineCall, InProcessTransport, apart, late, status_error
 from headrace.scheduling.lending import Lender
 
@@ -38,15 +39,73 @@ class KnownInputs(NamedTuple):
     key: object
 
 
+class _Whole(NamedTuple):
+    """Facts about a batch that its results share, without its calls and their inputs."""
+
+    model: str
+    version: str
+    datatypes: dict[str, Datatype]
+    started: int
+    compute_ns: int
+    rows: int
+    gather_ns: int
+    masked: bool  # an output marks the missing values of another
+
+
+class PartResult(Result):
+    """The result of one call of a batch: views of its rows, and the response if that is asked for.
+
+    Few look at datatypes and times, and it takes 0.6 µs less without.
+    """
+
+    def __init__(self, arrays: dict[str, TensorArray], whole: _Whole, arrived: int) -> None:
+        self._named = arrays
+        self._response = None
+        self._whole, self._arrived = whole, arrived
+
+    @property
+    def response(self) -> InferResponse:
+        """Implements `Result.response`."""
+        if self._response is None:
+            whole = self._whole
+            tensors = [
+                Tensor(name, whole.datatypes[name], array) for name, array in self._arrays.items()
+            ]
+            timing = Timing(
+                whole.started - self._arrived, whole.compute_ns, whole.rows, whole.gather_ns
+            )
+            self._response = InferResponse(whole.model, whole.version, "", tensors, timing)
+        return self._response
+
+    @classmethod
+    def of(cls, batch: Computed, call: Call) -> Result:
+        """The result of one of several calls of a batch, which ask for all outputs."""
+        whole = batch.encoded.get(cls)
+        if whole is None:
+            datatypes = {tensor.name: tensor.datatype for tensor in batch.tensors}
+            whole = batch.encoded[cls] = _Whole(
+                call.model_name, batch.version, datatypes, batch.started, batch.compute_ns,
+                batch.rows, batch.gather_ns, any(name.endswith(NULLS) for name in datatypes),
+            )  # fmt: skip
+        if whole.masked:
+            return Result(batch.response(call))
+        first = call.first
+        end = first + call.rows
+        arrays = {}
+        for name, _, array in batch.tensors:
+            arrays[name] = array[first:end]
+        return cls(arrays, whole, call.arrived)
+
+
 class PlainCall(EngineCall):
     """A call that is answered to whoever waits for it."""
 
-    __slots__ = ("_seconds", "_transport", "error", "over", "queued", "response", "whole")
+    __slots__ = ("_seconds", "_transport", "error", "found", "over", "queued", "whole")
 
     def __init__(self, transport: InProcessTransport, seconds: float) -> None:
         """To be answered within so many seconds, if not 0, once it is submitted."""
         self._transport, self._seconds = transport, seconds
-        self.response: InferResponse | None = None
+        self.found: Result | None = None
         self.error: Exception | None = None
         self.queued = self.over = self.whole = False
 
@@ -148,15 +207,18 @@ class PlainCall(EngineCall):
     def respond_from(self, batch: Computed) -> None:
         """Implements `Call.respond_from`."""
         if self._leave():
-            response = batch.response(self)
-            # The inputs of several calls were copied into the batch.
-            self.response = response if len(batch.calls) > 1 else apart(response, self.inputs)
+            self.found = self._found(batch)
             self.wake()
+
+    def _found(self, batch: Computed) -> Result:
+        if len(batch.calls) > 1:  # their inputs were copied into the batch
+            return PartResult.of(batch, self)
+        return Result(apart(batch.response(self), self.inputs))
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Implements `Call.respond`."""
         if self._leave():
-            self.response = apart(response, self.inputs)
+            self.found = Result(apart(response, self.inputs))
             self.wake()
 
     def fail(self, error: ServerError) -> None:
@@ -187,8 +249,8 @@ class PlainCall(EngineCall):
                 raise error
             finally:
                 del error  # which has this frame in its traceback
-        assert self.response is not None
-        return Result(self.response)
+        assert self.found is not None
+        return self.found
 
     def _leave(self) -> bool:
         """Release the call; False if it was over before."""
@@ -213,7 +275,7 @@ class CoroutineCall(PlainCall):
 
     def __init__(self, transport: InProcessTransport, seconds: float) -> None:
         self._transport, self._seconds = transport, seconds
-        self.response = self.error = self.future = None
+        self.found = self.error = self.future = None
         self.queued = self.over = self.whole = False
 
     def respond_from(self, batch: Computed) -> None:
@@ -223,8 +285,7 @@ class CoroutineCall(PlainCall):
         self.over = True
         if self.queued:
             self._transport.left(self)
-        response = batch.response(self)
-        self.response = response if len(batch.calls) > 1 else apart(response, self.inputs)
+        self.found = self._found(batch)
         if (future := self.future) is not None and not future.done():
             future.set_result(None)
 
@@ -274,7 +335,7 @@ class ThreadCall(PlainCall):
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.give_up)
             raise
-        return None if self.response is None and self.error is None else self.result()
+        return None if self.found is None and self.error is None else self.result()
 
     def prepare(self) -> None:
         """Implements `ThreadedCall.prepare`."""
