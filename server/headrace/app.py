@@ -26,7 +26,7 @@ from typing import NoReturn
 import uvloop
 
 from headrace import __version__
-from headrace.build import build_engine, make_tracing, sources_at_start, watches
+from headrace.build import build_engine, make_audit, make_tracing, sources_at_start, watches
 from headrace.cli.text import table
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
@@ -35,6 +35,7 @@ from headrace.doors.server import ServerDoors
 from headrace.engine.tracing import Tracing
 from headrace.engine.version import ModelVersion
 from headrace.ipc.allocation import keep_memory
+from headrace.observability.audit import OPERATOR, Audit, AuditEntry, AuditOutcome
 from headrace.observability.logs import LogControl, Logs
 from headrace.options import SettingsError
 from headrace.repository.layout import ModelSource
@@ -83,7 +84,8 @@ def run(
     control.drops.append(lambda: logs.dropped)
     try:
         tracing = make_tracing(settings.traces)
-        application = Application(settings, control, tracing, reread, program)
+        audit = make_audit(settings.audit)
+        application = Application(settings, control, tracing, reread, program, audit)
     except LoadFailed as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
@@ -92,6 +94,8 @@ def run(
     finally:
         application.close()
     tracing.close(_TRACES_SECS)
+    if audit is not None:
+        audit.close()
     if application.stuck:
         _exit_at_once(status)
     return status
@@ -107,8 +111,9 @@ class Application:
         tracing: Tracing,
         reread: Callable[[], Settings] | None = None,
         program: str = "headrace serve",
+        audit: Audit | None = None,
     ) -> None:
-        """`reread` and `program` as in `run`."""
+        """`reread` and `program` as in `run`; without `audit`, nothing is recorded."""
         self._program = program
         self._settings = settings
         self._reread = reread or (lambda: self._settings)
@@ -116,7 +121,7 @@ class Application:
         kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         self._terminal = _has_terminal() and not kept
         self._hangup = asyncio.Event()
-        self._engine = build_engine(settings, logs, tracing)
+        self._engine = build_engine(settings, logs, tracing, audit=audit)
         self._doors = ServerDoors(settings, self._engine)
         self._stop = asyncio.Event()
         self.stuck = False  # true if threads still run or load models at the end
@@ -252,6 +257,11 @@ class Application:
         }
         logs = {name: value for name, value in changed.items() if name in _LOG_SETTINGS}
         rules = {name: value for name, value in changed.items() if name in _HEADER_RULES}
+        if self._engine.audit is not None and (logs or rules):
+            detail = {"settings": [*logs, *rules]}
+            self._engine.audit.record(
+                AuditEntry("SIGHUP", AuditOutcome.OK, identity=OPERATOR, detail=detail)
+            )
         self._settings = now = replace(before, **logs, **rules)
         self._engine.logs.change({_LOG_SETTINGS[name]: value for name, value in logs.items()})
         if rules:

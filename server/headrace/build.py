@@ -38,6 +38,7 @@ from headrace.engine.opening import LoadOptions
 from headrace.engine.sampling import GpuWatch, MemoryWatch
 from headrace.engine.shared_memory import Open, Regions
 from headrace.engine.tracing import MakeTraceSink, Tracing
+from headrace.observability.audit import Audit, AuditOptions
 from headrace.observability.logs import LogControl
 from headrace.observability.machine import Machine
 from headrace.observability.statistics import Sourced, VersionStatistics
@@ -55,6 +56,7 @@ log = logging.getLogger(__name__)
 Loop = asyncio.AbstractEventLoop
 Sources = Sequence[ModelSource]  # the models at start
 
+AUDIT: OptionalPart[Callable[[AuditOptions], Audit]] = OptionalPart("audit")
 CUDA_MEMORY: OptionalPart[Callable[[Callable[[], CudaDriver | None]], Open]]
 CUDA_MEMORY = OptionalPart("cuda_memory")
 NVML: OptionalPart[Callable[[], GpuReader]] = OptionalPart("nvml")
@@ -88,16 +90,28 @@ def _report_isolation(settings: Settings) -> None:
         log.warning("isolation of models: %s", line)
 
 
+def make_audit(options: AuditOptions | None) -> Audit | None:
+    """Open the audit log, if there is to be one; raises `LoadFailed` if it cannot be written."""
+    if options is None:
+        return None
+    try:
+        return AUDIT.load()(options)
+    except OSError as error:
+        raise LoadFailed(f"cannot write the audit log {options.file}: {error.strerror}") from None
+
+
 def build_engine(
     settings: Settings,
     logs: LogControl | None = None,
     tracing: Tracing | None = None,
     cores: int | None = None,
+    audit: Audit | None = None,
 ) -> Engine:
     """An engine with nothing loaded, started or written, for `cores`, by default all.
 
-    `logs` changes the settings of the log, and `tracing` writes traces; by default neither happens.
-    Raises `LoadFailed` for settings that need a part which the server is without.
+    `logs` changes the settings of the log, `tracing` writes traces, and `audit` records changes;
+    by default none of these happens. Raises `LoadFailed` for settings that need a part which the
+    server is without.
     """
     _report_isolation(settings)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -151,6 +165,7 @@ def build_engine(
         regions,
         on_request,
         partial(traffic, allowed=allowed),
+        audit,
     )
 
 

@@ -20,6 +20,7 @@ from headrace.api.operations import Category
 from headrace.core.limits import ExecutionLimits, ResidencyOptions, Shares
 from headrace.doors.grpc.options import LEVELS, GrpcOptions, TlsFiles
 from headrace.doors.listeners import CLOSED
+from headrace.observability.audit import AuditOptions
 from headrace.observability.logs import FORMATS, LogSettings
 from headrace.observability.trace_settings import TraceConfig, old_options, read_trace_config
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
@@ -564,6 +565,22 @@ class Settings:
     )
     access_log: bool = setting(False, "Log every request")
 
+    audit_log: str = setting(
+        "",
+        "File to record changes of models and settings in, and who asked for them; `-`: standard"
+        " output",
+        metavar="FILE",
+        section="Audit",
+    )
+    audit_infer: int = setting(
+        0, "Record one in so many inference requests as well; 1: every one, 0: none"
+    )
+    audit_max_bytes: int = setting(
+        100 << 20,
+        "Size from which on the audit log is renamed to FILE`.1`, and begun anew; 0: no limit",
+    )
+    audit_files: int = setting(10, "Renamed audit logs to keep")
+
     trace_config: list[str] = setting(
         [],
         "Which requests to trace, and where to: `level=`, `rate=`, `count=`, `mode=triton` with"
@@ -771,6 +788,8 @@ class Settings:
             raise SettingsError(
                 "--grpc-transport=grpcio needs grpcio: pip install 'headrace[grpcio]'"
             )
+        if self.audit_infer and not self.audit_log:
+            raise SettingsError("--audit-infer needs --audit-log FILE")
         http, grpc = self.http_rules, self.grpc_rules
         checks: tuple[tuple[str, Callable[[], object]], ...] = (
             ("--metrics-config:", lambda: self.metrics),
@@ -819,6 +838,15 @@ class Settings:
             self.grpc_server_cert, self.grpc_server_key, self.grpc_root_cert,
             self.grpc_use_ssl_mutual,
         )  # fmt: skip
+
+    @property
+    def audit(self) -> AuditOptions | None:
+        """Options of the audit log; None without one."""
+        if not self.audit_log:
+            return None
+        return AuditOptions(
+            self.audit_log, self.audit_infer, self.audit_max_bytes, self.audit_files
+        )
 
     @property
     def logs(self) -> LogSettings:

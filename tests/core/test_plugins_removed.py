@@ -119,6 +119,7 @@ MODELS: Mapping[str, tuple[Callable[[Path], object], str]] = {
 # An option that needs a plugin, and the part that it names.
 OPTIONS: Mapping[str, tuple[str, str]] = {
     "access": ("--access=access.toml", "access"),
+    "audit": ("--audit-log=audit.log", "audit"),
     "following": ("--model-control-mode=poll", "poll"),
     "frontends": ("--frontends=1", "frontends"),
     "grpcio": ("--grpc-transport=grpcio", "grpcio"),

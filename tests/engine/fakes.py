@@ -10,6 +10,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.metrics import ServerCollector
 from headrace.engine.model import Traffic
 from headrace.engine.pieces import Pieces
+from headrace.observability.audit import Audit
 from headrace.observability.machine import Machine
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import GpuSeries, MetricsOptions, VersionStatistics
@@ -50,6 +51,7 @@ class FakeEngine:
 
     serving: Sequence[FakeVersion] = ()
     known: Sequence[tuple[str, int, int]] = ()
+    audit: Audit | None = None
     ready: bool = True
     admission: Admission = field(default_factory=lambda: Admission(0, 0))
     instance_id: str = "this"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from headrace.observability.logs import (
     LogSettings,
     LogWriter,
     TextFormatter,
+    write_all,
 )
 
 CREATED = 1_700_000_000.123456
@@ -232,7 +234,7 @@ def opened(path: str, flags: int = os.O_WRONLY) -> Iterator[int]:
 
 def test_a_pipe_with_a_halted_reader() -> None:
     reading, writing = os.pipe()
-    writer = LogWriter(writing, note, unexpected)
+    writer = LogWriter(partial(write_all, writing), note, unexpected)
     lines = [b"line %06d %s\n" % (number, b"y" * 80) for number in range(100_000)]
     for line in lines:
         writer.put(line)
@@ -253,7 +255,7 @@ def test_lines_that_are_read_are_not_dropped(blocking: bool) -> None:
     """Also a line larger than the queue, and a pipe that someone made non-blocking."""
     reading, writing = os.pipe()
     os.set_blocking(writing, blocking)
-    writer = LogWriter(writing, note, unexpected)
+    writer = LogWriter(partial(write_all, writing), note, unexpected)
     lines = [b"z" * (8 << 20)] if blocking else [LINE] * 2000
     for line in lines:
         writer.put(line)
@@ -265,7 +267,7 @@ def test_lines_that_are_read_are_not_dropped(blocking: bool) -> None:
 
 def test_a_flush_waits_for_the_reader() -> None:
     reading, writing = os.pipe()
-    writer = LogWriter(writing, note, unexpected)
+    writer = LogWriter(partial(write_all, writing), note, unexpected)
     for _ in range(100):
         writer.put(LINE)
     writer.flush()
@@ -275,7 +277,7 @@ def test_a_flush_waits_for_the_reader() -> None:
 def test_a_full_device() -> None:
     errors: list[OSError] = []
     with opened("/dev/full") as descriptor:
-        writer = LogWriter(descriptor, note, errors.append)
+        writer = LogWriter(partial(write_all, descriptor), note, errors.append)
         for _ in range(1000):
             writer.put(LINE)
         writer.flush()
@@ -286,7 +288,7 @@ def test_a_full_device() -> None:
 def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with opened(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
-        writer = LogWriter(descriptor, note, unexpected)
+        writer = LogWriter(partial(write_all, descriptor), note, unexpected)
         writer.put(LINE)
         writer.flush()
         assert path.read_bytes() == LINE

@@ -80,6 +80,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
 }
 PARTS: Mapping[str, str] = {
     "access": "headrace.plugins.access.file:open_access",
+    "audit": "headrace.plugins.audit:audit_log",
     "beam": "headrace.plugins.beam:BeamHandler",
     "cuda_memory": "headrace.plugins.cuda_memory:opener",
     "frontends": "headrace.plugins.frontends.supervisor:Supervisor",

@@ -27,6 +27,7 @@ from headrace.engine.sampling import GpuWatch
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing
 from headrace.engine.version import ModelVersion, State
+from headrace.observability.audit import Audit
 from headrace.observability.logs import LogControl, LogSettings
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import GpuSeries, VersionStatistics
@@ -183,11 +184,12 @@ class Engine:
         regions: Regions | None = None,
         on_request: MakeLoads | None = None,
         traffic: MakeTraffic = Traffic,
+        audit: Audit | None = None,
     ) -> None:
         """`statistics` makes the counters of a version; without `regions` no shared memory.
 
         `on_request` makes the loading of models on request, None for none. `traffic` makes the
-        rules for requests without a version.
+        rules for requests without a version. Without `audit`, nothing is recorded.
         """
         self.name = name
         self.version = version
@@ -200,6 +202,7 @@ class Engine:
         self.admission = admission
         self.access: Access | None = None  # who identifies clients; None: nobody
         self.logs = logs or LogControl(LogSettings())
+        self.audit = audit
         self.tracing = tracing or Tracing(TraceConfig())
         self.tracing.known = self._is_known
         self.tracing.changed = self._on_tracing
@@ -509,4 +512,4 @@ class Engine:
         return list(dict.fromkeys([*standing, *self._lifecycle.leaving]))
 
     def _host_for_version(self, version: ModelVersion) -> EngineServices:
-        return EngineServices(self, self.model_metrics, version.chain, self.tracing)
+        return EngineServices(self, self.model_metrics, version.chain, self.tracing, self.audit)

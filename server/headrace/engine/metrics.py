@@ -446,6 +446,9 @@ SERVER_FAMILIES: tuple[Family[Engine], ...] = (
     Family("headrace_ready", "gauge", lambda e: e.ready, "Whether the server is ready, 1 or 0"),
     Family("headrace_log_lines_dropped_total", "counter", lambda e: e.logs.dropped,
            "Lines of the log that could not be written"),
+    Family("headrace_audit_entries_lost_total", "counter",
+           lambda e: None if e.audit is None else e.audit.lost,
+           "Entries of the audit log that were left out, by reason", ("reason",)),
     Family("headrace_model_loads_total", "counter",
            lambda e: {
                (model.name, outcome): count for model in e.models()

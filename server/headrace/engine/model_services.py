@@ -16,9 +16,12 @@ from typing import Any, Protocol
 
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError, Unsupported
+from headrace.core.identity import Identity
 from headrace.core.model_spec import LoadParameters
+from headrace.engine.auditing import InferAudit, load_detail, result
 from headrace.engine.entrance import Router
 from headrace.engine.tracing import TracedCall, Tracing
+from headrace.observability.audit import Audit, AuditEntry
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.placement.placement import ModelServices
 from headrace.protocol.load_json import load_parameters
@@ -58,12 +61,15 @@ class EngineServices:
         self,
         models: Models,
         metrics: ModelMetrics,
-        owner: object = None,
+        owner: Router | None = None,
         tracing: Tracing | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """`owner` is the target of that version's calls."""
         self.loading = ""  # the model whose load waits for these calls
         self.tracing = tracing
+        self._audit = audit
+        self.infer_audit = InferAudit(audit, audit.infer) if audit and audit.infer else None
         self._owner = owner
         self._models = models
         self._metrics = metrics
@@ -107,12 +113,15 @@ class EngineServices:
     ) -> None:
         name = str(document["model"])
         error: ServerError | None = None
+        detail: Mapping[str, object] = {}
         try:
             if document["op"] == "load":
                 given = {"config": document["config"]} if document["config"] else {}
                 parameters = await asyncio.to_thread(
                     load_parameters, {**given, **document["files"]}
                 )
+                if self._audit is not None:
+                    detail = await asyncio.to_thread(load_detail, parameters)
                 await self._models.control.load(name, parameters, self.loading)
             else:
                 await self._models.control.unload(name, bool(document["dependents"]))
@@ -121,6 +130,12 @@ class EngineServices:
         except Exception as bug:
             log.error("bug while a model has %s loaded or unloaded", name, exc_info=bug)
             error = ExecutionFailed(INTERNAL_TEXT)
+        if self._audit is not None:
+            operation = f"RepositoryModel{document['op'].capitalize()}"
+            by = Identity("" if self._owner is None else self._owner.model, "model", ())
+            self._audit.record(
+                AuditEntry(operation, *result("", error), by, model=name, detail=detail)
+            )
         answer(None, error)
 
     def _do(self, document: Mapping[str, Any]) -> object:

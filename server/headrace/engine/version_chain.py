@@ -122,6 +122,8 @@ class VersionChain:
         submit = self.submit = check(signature, queue, special)
         if running.host.tracing is not None:
             self.submit = running.host.tracing.traced(self.model, self.name, submit)
+        if running.host.infer_audit is not None:
+            self.submit = running.host.infer_audit.recorded(self.model, self.name, self.submit)
         if self.ready and not running.decoupled and self.submit is submit:
             most = signature.max_batch_size or maxsize
             told = signature, self.model, self.name

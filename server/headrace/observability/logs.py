@@ -33,16 +33,20 @@ _AT_ONCE = select.PIPE_BUF  # bytes that a pipe writes atomically
 
 
 class LogWriter:
-    """Writes lines to one open file; `put` and `flush` are thread-safe."""
+    """Writes lines on a thread; `put` and `flush` are thread-safe."""
 
     def __init__(
-        self, descriptor: int, note: Callable[[int], bytes], failed: Callable[[OSError], object]
+        self,
+        send: Callable[[bytes], object],
+        note: Callable[[int], bytes],
+        failed: Callable[[OSError], object],
     ) -> None:
-        """`note` makes the line about missing lines; `failed` is called for the first of several
+        """`send` writes whole lines, and may block or raise `OSError`; `note` makes the line about
+        missing lines. Both are called on the thread, and so is `failed`, for the first of several
         consecutive errors.
         """
         self.dropped = 0  # lines, since the start
-        self._descriptor = descriptor
+        self._send = send
         self._note = note
         self._failed = failed
         self._changed = threading.Condition()  # protects the queue
@@ -111,15 +115,17 @@ class LogWriter:
         else:
             self._failing = False
 
-    def _send(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(self._descriptor, view) :]
-            except BlockingIOError:  # made non-blocking by another process that shares the file
-                poll = select.poll()
-                poll.register(self._descriptor, select.POLLOUT)
-                poll.poll()
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write to an open file, and wait for its reader if there is one; raises `OSError`."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:  # made non-blocking by another process that shares the file
+            poll = select.poll()
+            poll.register(descriptor, select.POLLOUT)
+            poll.poll()
 
 
 def _portions(queue: list[bytes | int]) -> Iterator[list[bytes] | int]:
@@ -153,7 +159,7 @@ EXTRA = (
     "duration_ms",
 )
 _LONGEST_ID = 200
-_STANDARD_ERROR = 2
+OUTPUT, _ERROR = 1, 2  # standard descriptors
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +187,24 @@ class JsonFormatter(logging.Formatter):
         }
         entry |= {name: getattr(record, name) for name in EXTRA if hasattr(record, name)}
         if "request_id" in entry:
-            entry["request_id"] = _short(entry["request_id"])
+            entry["request_id"] = shortened(entry["request_id"])
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         elif hasattr(record, "trace"):
             entry["traceback"] = record.trace
-        try:
-            line = orjson.dumps(entry, default=str).decode()
-        except TypeError:  # for example a file name that is not UTF-8
-            line = ""
-        if line and line.isprintable():
-            return line
-        # The slower encoder escapes all non-ASCII characters, unlike the faster one.
-        return dumps(entry, default=str).replace("\x7f", "\\u007f")
+        return json_line(entry)
+
+
+def json_line(entry: Mapping[str, object]) -> str:
+    """A JSON object without line breaks or other unprintable characters."""
+    try:
+        line = orjson.dumps(entry, default=str).decode()
+    except TypeError:  # for example a file name that is not UTF-8
+        line = ""
+    if line and line.isprintable():
+        return line
+    # The slower encoder escapes all non-ASCII characters, unlike the faster one.
+    return dumps(entry, default=str).replace("\x7f", "\\u007f")
 
 
 class TextFormatter(logging.Formatter):
@@ -215,7 +226,7 @@ class TextFormatter(logging.Formatter):
         )
         request = ""
         if request_id := getattr(record, "request_id", ""):
-            request = f" [request id: {_short(request_id)}]"
+            request = f" [request id: {shortened(request_id)}]"
         message = _printable(f"{request} {record.getMessage()}")
         line = f"{moment} {record.levelname:<7} {record.name}:{message}"
         trace = str(getattr(record, "trace", ""))
@@ -232,11 +243,12 @@ class _Handler(logging.Handler):
         super().__init__()
         self._file = file
         # A file's failure is reported on standard error; its own failure cannot be.
-        self._errors = LogWriter(_standard_error(), self._note, lambda _: None)
+        self._errors = LogWriter(partial(write_all, standard(_ERROR)), self._note, lambda _: None)
         self.writer = self._errors
         if file:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self.writer = LogWriter(os.open(file, flags, 0o666), self._note, self._tell)
+            send = partial(write_all, os.open(file, flags, 0o666))
+            self.writer = LogWriter(send, self._note, self._tell)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record; one that cannot be formatted is written as its plain text."""
@@ -305,10 +317,10 @@ def _wanted(settings: LogSettings, record: logging.LogRecord) -> bool:
     return settings.info if record.levelno >= logging.INFO else settings.verbose > 0
 
 
-def _standard_error() -> int:
-    """The descriptor of standard error; of the null device if it is closed."""
-    if sys.stderr is not None:
-        return _STANDARD_ERROR
+def standard(descriptor: int) -> int:
+    """The descriptor of standard output or error; of the null device if it is closed."""
+    if (sys.stdout if descriptor == OUTPUT else sys.stderr) is not None:
+        return descriptor
     return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
@@ -316,7 +328,8 @@ def _encoded(line: str) -> bytes:
     return f"{line}\n".encode(errors="backslashreplace")
 
 
-def _short(request_id: object) -> str:
+def shortened(request_id: object) -> str:
+    """A request id, or another text of a client, cut to what a line has of it."""
     text = str(request_id)
     return text if len(text) <= _LONGEST_ID else f"{text[:_LONGEST_ID]}..."
 
