@@ -1,7 +1,7 @@
 """Entries of requests for changes: what each asked for, and its outcome."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
@@ -9,11 +9,13 @@ import pytest
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
-from headrace.api.audited import AuditedRequest, is_change, is_changing
+from headrace.api.audited import AuditedRequest, is_changing, recording
+from headrace.api.gate import Gate
+from headrace.api.header_rules import HeaderRules
 from headrace.api.messages import request_class
 from headrace.api.operations import NAMED, OPERATIONS
-from headrace.core.errors import Forbidden, InvalidRequest
-from headrace.core.identity import Identity
+from headrace.core.errors import Forbidden, InvalidRequest, ServerError, Unauthenticated
+from headrace.core.identity import NOBODY, Identity, PeerFacts
 from headrace.core.model_spec import LoadParameters
 from headrace.observability.audit import AuditEntry, AuditOutcome
 from headrace.protocol.pb import grpc_service_pb2 as pb
@@ -22,18 +24,19 @@ WHO = Identity("ann", "token", ())
 LONG = b"z" * 100_000
 
 
-@dataclass
-class ListedEntries:
-    """An audit that keeps its entries."""
+class OneClient:
+    """An `Access` that knows one client, who may do nothing."""
 
-    infer: int = 0
-    found: list[AuditEntry] = field(default_factory=list)
-    lost: Mapping[str, int] = field(default_factory=dict)
+    challenge = "Bearer"
 
-    def record(self, entry: AuditEntry) -> None:
-        self.found.append(entry)
+    def identify(self, authorization: Sequence[bytes], peer: PeerFacts) -> Identity:
+        if list(authorization) != [b"ann"]:
+            raise Unauthenticated("who?")
+        return WHO
 
-    def close(self) -> None: ...
+    def watch(self, changed: Callable[[], object]) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 def message(operation: str, **members: object) -> Message:
@@ -47,18 +50,27 @@ async def entry(
     error: BaseException | None = None,
     door: str = "http",
 ) -> AuditEntry:
-    """The entry of a request, which has been recorded once."""
-    audit = ListedEntries()
-    request = AuditedRequest(audit, NAMED[operation], door, "10.0.0.1", "r")
-    request.identity = WHO
-    if parts is not None:
-        request.names(parts)
-    await request.asks(asked)
-    request.end(error)
-    [found] = audit.found
-    assert found[4:6] == (door, "10.0.0.1")
-    assert (found.identity, found.request_id) == (WHO, "r")
+    """The entry of a request, which is recorded once."""
+    entries: list[AuditEntry] = []
+    request = AuditedRequest(entries.append, NAMED[operation], door, "10.0.0.1", "r", WHO)
+    with suppress(ServerError), request:
+        if parts is not None:
+            request.names(parts)
+        await request.asks(asked)
+        if error is not None:
+            raise error
+    [found] = entries
+    assert (found.door, found.address, found.identity, found.request_id) == (
+        door, "10.0.0.1", WHO, "r",
+    )  # fmt: skip
     return found
+
+
+async def test_requests_that_change_nothing_are_not_recorded() -> None:
+    entries: list[AuditEntry] = []
+    with AuditedRequest(entries.append, NAMED["LogSettings"], "grpc", "", "", WHO) as request:
+        await request.asks(message("LogSettings"), False)
+    assert entries == []
 
 
 def test_operations_that_change_something() -> None:
@@ -68,19 +80,6 @@ def test_operations_that_change_something() -> None:
         "ResetModelTraffic", "RollBackModelVersion", "SetModelTraffic",
         "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister", "TraceSetting",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(("operation", "members", "changes"), [
-    ("LogSettings", {}, False), ("TraceSetting", {"model_name": "m"}, False),
-    ("LogSettings", {"settings": {"log_info": {"bool_param": False}}}, True),
-    ("TraceSetting", {"settings": {"trace_level": {}}}, True),
-    ("ModelTraffic", {"name": "m"}, False), ("ResetModelTraffic", {"name": "m"}, True),
-    ("RepositoryIndex", {}, False),
-])  # fmt: skip
-def test_messages_that_change_something(
-    operation: str, members: dict[str, Any], changes: bool
-) -> None:
-    assert is_change(NAMED[operation], message(operation, **members)) == changes
 
 
 LEVELS = {"trace_level": ["TENSORS"]}
@@ -152,3 +151,27 @@ async def test_a_failed_change_has_the_names_only() -> None:
     unknown = message("RepositoryModelLoad", model_name="m", parameters={"password": {}})
     found = await entry("RepositoryModelLoad", unknown, error=InvalidRequest("bad"), door="grpc")
     assert (found.model, found.status, found.detail) == ("m", "INVALID_ARGUMENT", {})
+
+
+def test_requests_that_a_gate_refuses() -> None:
+    entries: list[AuditEntry] = []
+    gate = Gate(HeaderRules(restricted=["health:x-key=secret"]), OneClient())
+    gate.refused = recording(entries.append, "http", gate)
+    headers = {"x-key": [b"secret"], "authorization": [b"ann"], "x-request-id": [b"r"]}
+    peer = PeerFacts("10.0.0.1")
+
+    def refused(operation: str, **changes: list[bytes]) -> None:
+        given = headers | {name.replace("_", "-"): value for name, value in changes.items()}
+        with suppress(ServerError):
+            gate.enter(NAMED[operation], lambda name: given.get(name, []), peer)
+
+    refused("ServerReady")  # which is not
+    refused("ServerReady", x_key=[b"wrong"])
+    refused("ModelMetadata", authorization=[b"wrong"])
+    refused("LogSettings", x_request_id=[])
+    common = AuditOutcome.REFUSED, "10.0.0.1"
+    assert [(each.outcome, each.address) for each in entries] == [common] * 3
+    assert [(e.operation, e.status, e.identity, e.request_id) for e in entries] == [
+        ("ServerReady", "403", NOBODY, "r"), ("ModelMetadata", "401", NOBODY, "r"),
+        ("LogSettings", "403", WHO, ""),
+    ]  # fmt: skip

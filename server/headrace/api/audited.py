@@ -1,23 +1,24 @@
 """Requests for changes, on their way into the audit: what each asks for, and its outcome.
 
-The doors make an `AuditedRequest` of each request that changes something, tell it who asks and what
-for, and end it once. What a request carries becomes names and values of settings, and digests of
+The doors answer each request that changes something in the context of an `AuditedRequest`. What a
+request carries becomes names and values of settings, and digests of
 everything else. Values are those of changes that were made: the members of a request that failed
 may be anything.
 """
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from google.protobuf.message import Message
 
+from headrace.api.gate import AUTHORIZATION, Gate, Refused, Values
 from headrace.api.operations import Operation
-from headrace.core.errors import InvalidRequest
-from headrace.core.identity import ANYONE, Identity
+from headrace.core.errors import Forbidden, InvalidRequest, ServerError
+from headrace.core.identity import NOBODY, Identity, PeerFacts
 from headrace.core.model_spec import LoadParameters
-from headrace.engine.auditing import OK_STATUS, load_detail, result
-from headrace.observability.audit import Audit, AuditEntry, AuditOutcome
+from headrace.engine.auditing import load_detail, result
+from headrace.observability.audit import AuditEntry, AuditOutcome, Record
 from headrace.protocol.documents import to_json
 from headrace.protocol.parameters import load_parameters_of_message
 
@@ -33,28 +34,21 @@ def is_changing(operation: Operation) -> bool:
     return not operation.in_door and any(route.changes for route in operation.routes)
 
 
-def is_change(operation: Operation, message: Message) -> bool:
-    """True if a request over gRPC changes something: some operations also read."""
-    if not is_changing(operation):
-        return False
-    both = any(not route.changes for route in operation.routes)
-    return not both or bool(getattr(message, "settings", True))
-
-
 class AuditedRequest:
-    """One request that changes something; `end` records it."""
+    """A request that changes something, recorded at the end of its context."""
 
     def __init__(
         self,
-        audit: Audit,
+        record: Record,
         operation: Operation,
         door: str,
         address: str,
         request_id: str,
-        identity: Identity = ANYONE,
+        identity: Identity,
     ) -> None:
-        self.identity = identity
-        self._audit = audit
+        self._identity = identity
+        self._changes = True
+        self._record = record
         self._operation = operation
         self._door = door
         self._address = address
@@ -69,8 +63,14 @@ class AuditedRequest:
         self._model = parts.get("name", "")
         self._version = parts.get("version", "")
 
-    async def asks(self, asked: Any) -> None:
-        """Take a decoded message, or body; digests of long ones are computed on a thread."""
+    async def asks(self, asked: Any, changes: bool = True) -> None:
+        """Take a decoded message, or body; digests of long ones are computed on a thread.
+
+        A request that turns out not to change anything will not be recorded.
+        """
+        self._changes = changes
+        if not changes:
+            return
         if isinstance(asked, Message):
             asked = self._of_message(asked)
         if isinstance(asked, LoadParameters):
@@ -83,17 +83,21 @@ class AuditedRequest:
             self._version = str(found.pop("version", "") or self._version)
         self._detail = found
 
-    def end(self, error: BaseException | None, status: int = OK_STATUS) -> None:
-        """Record the request; `status` is that of an answer over HTTP without an error."""
-        outcome, shown = result(self._door, error, status)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, frames: object) -> None:
+        if not self._changes:
+            return
+        outcome, shown = result(self._door, error)
         detail = self._detail
         if outcome is not AuditOutcome.OK and self._operation.name != _LOAD and detail:
             detail = {"members": sorted(detail)}
         if self._region:
             detail = {"region": self._region, **detail}
-        self._audit.record(
+        self._record(
             AuditEntry(
-                self._operation.name, outcome, shown, self.identity, self._door, self._address,
+                self._operation.name, outcome, shown, self._identity, self._door, self._address,
                 self._model, self._version, self._request_id, detail,
             )
         )  # fmt: skip
@@ -116,3 +120,19 @@ class AuditedRequest:
 def _values(settings: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     """The values of settings, without the names of their types."""
     return {name: next(iter(value.values()), None) for name, value in settings.items()}
+
+
+def recording(record: Record, door: str, gate: Gate) -> Refused:
+    """A function for `Gate.refused` that records the requests which that gate of a door refuses."""
+
+    def refused(operation: Operation, error: ServerError, values: Values, peer: PeerFacts) -> None:
+        identity = NOBODY
+        if isinstance(error, Forbidden) and gate.access is not None:  # told to a known client
+            identity = gate.access.identify(values(AUTHORIZATION), peer)
+        ids = values(REQUEST_ID)
+        audited = AuditedRequest(
+            record, operation, door, peer.address, ids[0].decode("latin-1") if ids else "", identity
+        )
+        audited.__exit__(None, error, None)
+
+    return refused

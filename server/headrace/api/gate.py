@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.api.header_rules import HeaderRules, Key
 from headrace.api.operations import Category, Operation
-from headrace.core.errors import Forbidden, NotFound, Restricted, Unauthenticated
+from headrace.core.errors import Forbidden, NotFound, Restricted, ServerError, Unauthenticated
 from headrace.core.identity import (
     ANYONE,
     CHANGING,
@@ -28,6 +28,7 @@ from headrace.core.texts import shown
 AUTHORIZATION = "authorization"  # the header with the client's proof
 # The values of a request's header, by its lower-case name.
 Values = Callable[[str], Sequence[bytes]]
+Refused = Callable[[Operation, ServerError, Values, PeerFacts], object]
 
 
 class Gate:
@@ -52,6 +53,7 @@ class Gate:
         self._watchers: list[Callable[[], object]] = []
         self._noun = noun
         self._read_only = read_only
+        self.refused: Refused | None = None  # called with each request that `enter` refuses
         self.changes = 0  # so far
         self.access: Access | None = None
         self.change(rules or HeaderRules())
@@ -96,7 +98,22 @@ class Gate:
         peer: PeerFacts = NO_PEER,
         changes: bool = False,
     ) -> Identity:
-        """The client of a request, if it may request the operation at all.
+        """The client of a request, if it may request the operation at all; raises as `examine`."""
+        try:
+            return self.examine(operation, values, peer, changes)
+        except ServerError as error:
+            if self.refused is not None:
+                self.refused(operation, error, values, peer)
+            raise
+
+    def examine(
+        self,
+        operation: Operation,
+        values: Values,
+        peer: PeerFacts = NO_PEER,
+        changes: bool = False,
+    ) -> Identity:
+        """The same as `enter`, for a request that is refused elsewhere if it is refused here.
 
         Raises `Restricted` without the header that the operation's category requires,
         `Unauthenticated`, `Forbidden` for a client without any role for it, and `NotFound` for an

@@ -17,11 +17,19 @@ import orjson
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import Message
 
+from headrace.api.audited import REQUEST_ID, AuditedRequest, is_changing
 from headrace.api.gate import check, elsewhere
 from headrace.api.messages import read_message, request_class
 from headrace.api.operations import OPERATIONS, Document, Operation, by_procedure, handed_on
 from headrace.core.errors import InvalidRequest, Unavailable, Unsupported
-from headrace.core.identity import ANYONE, CHANGING, Identity, Permission
+from headrace.core.identity import (
+    ANYONE,
+    CHANGING,
+    NO_PEER,
+    Identity,
+    PeerFacts,
+    Permission,
+)
 from headrace.core.model_spec import LoadParameters
 from headrace.core.tensors import Buffer
 from headrace.core.texts import shown
@@ -53,11 +61,24 @@ class AskingCall(Protocol):
     def identity(self) -> Identity:
         """The client."""
 
+    @property
+    def peer_facts(self) -> PeerFacts:
+        """The facts about the other end of the connection."""
+
+    def metadata(self) -> Mapping[str, str]:
+        """The client's metadata."""
+
 
 class BareCall(NamedTuple):
     """A procedure call of which no more is known than the client; ours, unless it is given."""
 
     identity: Identity = ANYONE
+    peer_facts: PeerFacts = NO_PEER
+    request_id: str = ""
+
+    def metadata(self) -> Mapping[str, str]:
+        """The client's metadata, as far as these handlers need it."""
+        return {REQUEST_ID: self.request_id}
 
 
 Unary = Callable[[Buffer, Any], Coroutine[Any, Any, bytes]]
@@ -470,8 +491,19 @@ def unary_handlers(
     """
 
     def unary(operation: Operation, handler: Handler) -> Unary:
-        async def handle(data: Buffer, call: AskingCall) -> bytes:
-            identity = call.identity
+        # Not a coroutine, which would have the request in memory until it is answered.
+        def handle(data: Buffer, call: AskingCall) -> Coroutine[Any, Any, bytes]:
+            if engine.audit is None or not is_changing(operation):
+                return answer(data, call.identity)
+            audited = AuditedRequest(
+                engine.audit.record, operation, "grpc", call.peer_facts.address,
+                call.metadata().get(REQUEST_ID, ""), call.identity,
+            )  # fmt: skip
+            return recorded(data, call.identity, audited)
+
+        async def answer(
+            data: Buffer, identity: Identity, audited: AuditedRequest | None = None
+        ) -> bytes:
             handler.allow(engine)
             if len(data) <= _LONG:
                 asked = read_message(operation, data, max_request_bytes)
@@ -479,6 +511,8 @@ def unary_handlers(
                 asked = await _read_long(engine, operation, data, max_request_bytes)
             del data
             changes = handler.changes(asked)
+            if audited is not None:
+                await audited.asks(asked, changes or operation.changing is None)
             if read_only and operation.needs(changes) in CHANGING:
                 raise elsewhere()
             check_model(identity, operation, changes, _names(asked))
@@ -486,6 +520,12 @@ def unary_handlers(
             del asked
             message: Message = await found if isawaitable(found) else found
             return message.SerializeToString()
+
+        async def recorded(data: Buffer, identity: Identity, audited: AuditedRequest) -> bytes:
+            with audited:
+                answering = answer(data, identity, audited)
+                del data
+                return await answering
 
         return handle
 

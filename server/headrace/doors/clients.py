@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp
 
+from headrace.api.audited import recording
 from headrace.api.gate import Gate
 from headrace.api.header_rules import HeaderRules
 from headrace.core.identity import Access
@@ -21,6 +22,7 @@ from headrace.doors.http.server import HttpServer
 from headrace.doors.listeners import CLOSED, port_of
 from headrace.engine.admission import Admission
 from headrace.engine.entrance import Entrance
+from headrace.observability.audit import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class DoorsConfig:
     access_log: bool
     access_file: str = ""  # identities and roles; "" for none
     read_only: bool = False  # what changes something is elsewhere
+    audited: bool = False  # requests that the gates refuse are recorded ...
+    infer_audited: bool = False  # ... and inference, too
 
 
 # Opens the access that a file describes, by its path, on the event loop that uses it.
@@ -131,6 +135,11 @@ class ClientDoors:
         port = server.bind(config.address, config.port, config.tls)
         await server.start()
         return port
+
+    def record(self, record: Record) -> None:
+        """Record requests that the gates refuse."""
+        for door, gate in (("http", self.http_gate), ("grpc", self.grpc_gate)):
+            gate.refused = recording(record, door, gate)
 
     def follow(self, access: Access) -> None:
         """Let `access` identify clients at both doors."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp
 
+from headrace.api.audited import recording
 from headrace.api.gate import Gate
 from headrace.api.handlers import unary_handlers
 from headrace.api.header_rules import HeaderRules
@@ -76,6 +77,10 @@ class ServerDoors:
         self._clients = ClientDoors(engine.admission, self._config)
         self._control_gate = Gate(self._config.http_rules)
         self._control: HttpServer | None = None
+        if engine.audit is not None:
+            self._clients.record(engine.audit.record)
+            gate = self._control_gate
+            gate.refused = recording(engine.audit.record, "http", gate)
         self._metrics: HttpServer | None = None
         self._front_ends: FrontEnds | None = None
         self._others: dict[str, Door] = {}  # of other packages
@@ -379,6 +384,7 @@ def _config(settings: Settings) -> DoorsConfig:
     return DoorsConfig(
         http, grpc, settings.http_rules, settings.grpc_rules, settings.max_request_bytes,
         settings.access_log, settings.access, bool(settings.control_address),
+        bool(settings.audit_log), bool(settings.audit_infer),
     )  # fmt: skip
 
 

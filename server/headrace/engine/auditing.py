@@ -17,15 +17,12 @@ from headrace.protocol.status import INTERNAL, STATUS
 
 _HTTP = "http"
 _DENIED = frozenset({401, 403, 429})  # HTTP's statuses of clients who may not, or not so often
-OK_STATUS = 200
 
 
-def result(
-    door: str, error: BaseException | None, status: int = OK_STATUS
-) -> tuple[AuditOutcome, str]:
-    """The outcome of an operation at a door, and its status there; `status` is HTTP's for none."""
+def result(door: str, error: BaseException | None) -> tuple[AuditOutcome, str]:
+    """The outcome of an operation at a door, and its status there."""
     if error is None:
-        return AuditOutcome.OK, str(status) if door == _HTTP else STATUS_NAMES[0]
+        return AuditOutcome.OK, "200" if door == _HTTP else STATUS_NAMES[0]
     if isinstance(error, ServerError):
         found = STATUS[type(error)]
     else:  # a bug, or a task that is cancelled since its client has gone
@@ -95,10 +92,11 @@ class _Audited(Stage):
     def over(self, call: Call) -> None:
         door = call.door.lower()
         outcome, status = result(door, self._error)
-        payer = call.payer
+        context, payer = call.context, call.payer
+        address = context.address or ("" if payer is None else payer.origin)
         self._audit.record(
             AuditEntry(
-                "ModelInfer", outcome, status, call.context.identity, door,
-                "" if payer is None else payer.origin, self._model, self._version, call.id,
+                "ModelInfer", outcome, status, context.identity, door, address, self._model,
+                self._version, call.id,
             )
         )  # fmt: skip

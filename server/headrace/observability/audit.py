@@ -4,12 +4,12 @@ An entry has no secret and no content: what a request carried is described by na
 digests (`headrace.api.audited`). Entries go to an `Audit`, which a plugin implements.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from headrace.core.identity import ANYONE, Identity
+from headrace.core.identity import ANYONE, Identity, Role
 
 OPERATOR = Identity("operator", "signal", ())  # by signals, and files that the server follows
 
@@ -39,6 +39,23 @@ class AuditEntry(NamedTuple):
     version: str = ""
     request_id: str = ""
     detail: Mapping[str, object] = {}
+
+    def document(self) -> dict[str, Any]:
+        """The entry as a JSON document, for another process."""
+        who = self.identity
+        roles = [role.name for role in who.roles]
+        return self._asdict() | {"identity": [who.name, who.kind, roles]}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "AuditEntry":
+        """The entry with a document of `document`; raises any exception for other ones."""
+        name, kind, roles = document["identity"]
+        who = Identity(name, kind, [Role(role, frozenset()) for role in roles])
+        outcome = AuditOutcome(document["outcome"])
+        return cls(**{**document, "identity": who, "outcome": outcome})
+
+
+Record = Callable[[AuditEntry], object]  # takes an entry, and does not block
 
 
 @dataclass(frozen=True, slots=True)

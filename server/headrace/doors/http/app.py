@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from headrace import __version__
+from headrace.api.audited import REQUEST_ID, AuditedRequest
 from headrace.api.gate import Gate
 from headrace.api.handlers import HANDLERS, Handler, answer_json, check_model
 from headrace.api.operations import OPERATIONS, Category, Operation, Route
@@ -131,6 +132,19 @@ class _Operations:
         """The endpoint of a route of an operation; raises `ServerError`."""
 
         async def answer(request: Request) -> Response:
+            if self._engine.audit is None or not route.changes:
+                return await respond(request)
+            scope = request.scope
+            ids = values_in(scope["headers"])(REQUEST_ID)
+            audited = AuditedRequest(
+                self._engine.audit.record, operation, "http", (scope.get("client") or ("",))[0],
+                ids[0].decode("latin-1") if ids else "", scope[IDENTITY],
+            )  # fmt: skip
+            audited.names(request.path_params)
+            with audited:
+                return await respond(request, audited)
+
+        async def respond(request: Request, audited: AuditedRequest | None = None) -> Response:
             scope, parts = request.scope, request.path_params
             if route.changes:
                 self._gate.origins.check(scope["headers"], scope["server"])
@@ -142,6 +156,8 @@ class _Operations:
             if handler.check is not None:
                 handler.check(self._engine, parts)
             body = await self._body(request, operation, handler) if route.body else {}
+            if audited is not None:
+                await audited.asks(body)
             found = await answer_json(self._engine, operation, handler, parts, body, identity)
             if found is None:
                 return Response(media_type=_JSON)

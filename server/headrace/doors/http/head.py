@@ -137,12 +137,13 @@ def passed(
     headers: Sequence[tuple[bytes, bytes]],
     names: Sequence[tuple[bytes, bytes]],
     peer: PeerFacts,
+    again: bool = False,
 ) -> InferHead:
     """The head of a request that passes the gate; `names` are the headers in original case.
 
-    Raises `ServerError`.
+    Requests that are refused pass the gate `again`. Raises `ServerError`.
     """
-    identity = gate.enter(operation, values_in(headers), peer)
+    identity = (gate.examine if again else gate.enter)(operation, values_in(headers), peer)
     check(identity, operation.permission, parts["name"], parts.get("version", ""))
     head = head_of(entrance, path, parts, headers, told(gate.pattern, names))
     head.context = context_of(identity)
@@ -239,7 +240,7 @@ class Heads:
                 return None
             return passed(
                 self.gate, NAMED["ModelInfer"], self._engine, path, parts, headers, reader.headers,
-                self._peer,
+                self._peer, again=True,
             )  # fmt: skip
         except ServerError:  # reported by the plain route
             return None

@@ -13,6 +13,7 @@ from headrace.observability.logs import LogSettings
 from headrace.protocol.http2.keep_alive import KeepAlive
 
 IDENTITY_FIELD = ":identity"  # beside a request's headers on the link: `KIND:NAME` of the client
+ADDRESS_FIELD = ":address"  # likewise, if inference is recorded: the address of the client
 
 
 @dataclass(frozen=True, slots=True)

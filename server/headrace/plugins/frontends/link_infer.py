@@ -56,6 +56,7 @@ class LinkKind(IntEnum):
     BODY = 10  # the next piece of a call's body, flagged if it is the last
     ANSWERS = 11  # counters of answers since the last such frame
     TAKEN = 12  # a file from the engine now belongs to the front end: its size
+    AUDIT = 13  # an entry for the audit
     # To the front end.
     SETUP = 16  # configuration: the first frame
     RESPONSE = 17

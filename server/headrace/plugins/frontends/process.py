@@ -26,6 +26,7 @@ import orjson
 import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.api.audited import REQUEST_ID
 from headrace.api.gate import AUTHORIZATION
 from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import handed_on
@@ -46,10 +47,16 @@ from headrace.engine.admission import Admission, Held
 from headrace.engine.entrance import NOTHING_KNOWN, Readiness
 from headrace.ipc.allocation import keep_memory
 from headrace.ipc.frames import IN_FILE, INLINE, BrokenFrame, Header
+from headrace.observability.audit import AuditEntry
 from headrace.observability.logs import Logs, LogSettings
 from headrace.observability.statistics import Grown
 from headrace.plugins.frontends.channel import FrameChannel
-from headrace.plugins.frontends.config import IDENTITY_FIELD, FrontendConfig, LinkHeaders
+from headrace.plugins.frontends.config import (
+    ADDRESS_FIELD,
+    IDENTITY_FIELD,
+    FrontendConfig,
+    LinkHeaders,
+)
 from headrace.plugins.frontends.link_infer import (
     Flag,
     LinkKind,
@@ -102,6 +109,8 @@ class RemoteTarget:
         headers: dict[str, str] = {}
         if (identity := call.context.identity) is not ANYONE:
             headers[IDENTITY_FIELD] = f"{identity.kind}:{identity.name}"
+        if self._link.tells_addresses and call.payer is not None:
+            headers[ADDRESS_FIELD] = call.payer.origin
         if (wanted := self._link.headers) is not None:
             names = wanted.of(self.model, self.name)
             headers |= {name: value for name in names if (value := call.header(name))}
@@ -137,6 +146,7 @@ class EngineSession:
     ) -> None:
         """`on_setup` receives the configuration, `on_drain` the seconds left to end."""
         self.headers: LinkHeaders | None = None  # headers that requests must carry
+        self.tells_addresses = False  # of clients, with their requests
         self._on_setup = on_setup
         self._on_drain = on_drain
         self.readiness = Readiness(lambda: self._serves)  # the server's readiness as last reported
@@ -170,6 +180,10 @@ class EngineSession:
         """Report the counts of answers since the last report."""
         if grown:
             self._channel.send(LinkKind.ANSWERS, 0, orjson.dumps(grown))
+
+    def record(self, entry: AuditEntry) -> None:
+        """Report an entry for the audit."""
+        self._channel.send(LinkKind.AUDIT, 0, orjson.dumps(entry.document()))
 
     def submit(
         self, target: RemoteTarget, request: Call, flags: int, headers: Mapping[str, str]
@@ -450,7 +464,10 @@ def forwarding_handler(link: EngineSession, path: str) -> Unary:
 
     async def handler(data: Buffer, call: Any) -> bytes:
         given = call.metadata().get(AUTHORIZATION)
-        head = {"grpc": path, "given": [] if given is None else [given], "peer": [*call.peer_facts]}
+        head = {
+            "grpc": path, "given": [] if given is None else [given], "peer": [*call.peer_facts],
+            "id": call.metadata().get(REQUEST_ID, ""),
+        }  # fmt: skip
         _, message = await link.call(head, data)
         return message
 
@@ -517,6 +534,9 @@ async def _serve(sock: socket.socket) -> int:
     )  # fmt: skip
     link.watch(admission)
     doors = ClientDoors(admission, config.doors)
+    if config.doors.audited:
+        doors.record(link.record)
+    link.tells_addresses = config.doors.infer_audited
     if link.rules is not None:
         doors.change_rules(*link.rules)
     link.on_tls = partial(_renew_tls, doors)

@@ -38,8 +38,9 @@ from headrace.engine.entrance import (
     submit_raw,
 )
 from headrace.ipc.frames import INLINE, BrokenFrame, Header
+from headrace.observability.audit import AuditEntry, Record
 from headrace.plugins.frontends.channel import FrameChannel
-from headrace.plugins.frontends.config import IDENTITY_FIELD, LinkHeaders
+from headrace.plugins.frontends.config import ADDRESS_FIELD, IDENTITY_FIELD, LinkHeaders
 from headrace.plugins.frontends.link_infer import (
     Flag,
     LinkKind,
@@ -98,7 +99,8 @@ class ForwardedCall:
                 given = [text.encode("latin-1", "replace") for text in head["given"]]
                 permission, peer = _TABLE[head["grpc"]].permission, PeerFacts(*head["peer"])
                 identity = host.gate.require(permission, lambda name: given, peer)
-                meta, rest = b"{}", await host.unary[head["grpc"]](body, BareCall(identity))
+                call = BareCall(identity, peer, head["id"])
+                meta, rest = b"{}", await host.unary[head["grpc"]](body, call)
             else:
                 meta, rest = await _http(host.app, head, self._receive)
         except ServerError as error:
@@ -272,11 +274,13 @@ class FrontEndSession:
         lost: Callable[[str], None],
         give_up_bytes: int = GIVE_UP_BYTES,
         moved: Callable[[], object] = int,
+        record: Record | None = None,
     ) -> None:
         """All but inference goes to `app` and the handlers in `unary`, by path.
 
         Streams with more than `give_up_bytes` unread are ended.
-        `moved` is called after a change of the account that other front ends should know.
+        `moved` is called after a change of the account that other front ends should know, `record`
+        with requests that the front end has refused.
         """
         self.writer = ResponseWriter()
         self.app = app
@@ -286,6 +290,7 @@ class FrontEndSession:
         self._reader = RequestReader()
         self._engine = engine
         self.gate = Gate(access=engine.access)
+        self._audit = record
         self._contexts: dict[str, CallContext] = {}  # of clients, by what the link says of them
         self.admission = engine.admission
         self._account = Account(engine.admission)
@@ -424,6 +429,8 @@ class FrontEndSession:
                 self.admission.answers.add(orjson.loads(meta))
             except (ValueError, TypeError, IndexError) as error:
                 raise BrokenFrame(f"counts that make no sense: {error}") from None
+        elif kind is LinkKind.AUDIT:
+            self._record(meta)
         elif kind is LinkKind.READY:
             self._ready()
         else:
@@ -446,6 +453,8 @@ class FrontEndSession:
             call.until = deadline_of(rest)
             if told := call.headers.get(IDENTITY_FIELD):
                 call.context = self._context(told)
+            if address := call.headers.get(ADDRESS_FIELD):
+                call.context = call.context._replace(address=address)
             found = self._engine.find(call.model_name, call.model_version)
             if found.decoupled and call.refusal:
                 raise Unsupported(call.refusal)
@@ -467,6 +476,15 @@ class FrontEndSession:
                 log.error("bug in a request of a front end", exc_info=error)
             # A second name of it would be a cycle by way of its traceback, and keep the request.
             self.send_error(number, error if isinstance(error, ServerError) else None, "", _REFUSE)
+
+    def _record(self, meta: bytes) -> None:
+        """Record a request that the front end has refused."""
+        try:
+            entry = AuditEntry.of(orjson.loads(meta))
+        except (ValueError, TypeError, KeyError) as error:
+            raise BrokenFrame(f"an entry that makes no sense: {error}") from None
+        if self._audit is not None:
+            self._audit(entry)
 
     def _context(self, told: str) -> CallContext:
         """The context of a client's calls; they have passed the gate in the front end."""

@@ -71,9 +71,10 @@ class _FrontEnd:
             theirs.close()
         self._begun = owner.loop.time()
         self.process.attach(owner.loop, self._on_exit)
+        audit = owner.engine.audit
         self.session = FrontEndSession(
             ours, owner.engine, owner.app, owner.unary, self._on_ready, self._on_lost,
-            moved=owner.tell_soon,
+            moved=owner.tell_soon, record=None if audit is None else audit.record,
         )  # fmt: skip
         self.session.set_up(owner.document)
         self.session.tell_ready(owner.serves)
