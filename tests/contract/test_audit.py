@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
+from headrace.plugins.access.keys import new_key
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.support.grpc_client import OPTIONS, SERVICE, GrpcClient
@@ -21,6 +22,12 @@ from tests.support.server_process import ServerProcess, clean_server, onnx_examp
 
 ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
 INPUTS = {"INPUT0": ROW, "INPUT1": ROW}
+DOCUMENT = {
+    "inputs": [
+        {"name": name, "shape": [1, 16], "datatype": "INT32", "data": row.ravel().tolist()}
+        for name, row in INPUTS.items()
+    ]
+}
 ID = ("x-request-id", "r-1")
 
 
@@ -143,6 +150,65 @@ def test_inference_requests(audited: Audited) -> None:
         anyone("http", "ModelInfer", "ok", "200", **more),
         anyone("grpc", "ModelInfer", "ok", "OK", **more),
     ]
+
+
+ACCESS = """
+[roles.scorer]
+may = ["infer", "read"]
+[roles.operator]
+may = "*"
+[keys.web]
+hash = "{web}"
+roles = ["scorer"]
+[keys.ann]
+hash = "{ann}"
+roles = ["operator", "scorer"]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_known_clients(tmp_path: Path, carrier: str) -> None:
+    (models := tmp_path / "models").mkdir()
+    log, access, (web, ann) = tmp_path / "log", tmp_path / "access.toml", (new_key(), new_key())
+    access.write_text(ACCESS.format(web=web.hash, ann=ann.hash))
+    options = (
+        *CARRIERS[carrier], f"--audit-log={log}", f"--access={access}", "--audit-infer=1",
+        "--model-control-mode=explicit", "--load-model=*",
+    )  # fmt: skip
+    load, path = pb.RepositoryModelLoadRequest(model_name="simple"), "/v2/repository/models/simple"
+    with clean_server(onnx_examples(models), options=options) as server:
+        audited, keys = Audited(server, log), [f"Bearer {key.key}" for key in (web, ann)]
+        for key in (keys[1], keys[0], "Bearer wrong"):
+            audited.http("POST", f"{path}/load", {}, authorization=key)
+        for key in (keys[1], keys[0], "Bearer wrong"):
+            audited.grpc("RepositoryModelLoad", load, ("authorization", key))
+        infer = httpx.post(
+            f"{server.url}/v2/models/simple/infer", json=DOCUMENT, verify=False,
+            headers={"authorization": keys[0]},
+        )  # fmt: skip
+        assert infer.status_code == 200
+        found = audited.entries(7)
+        who = [(each.get("identity"), each.get("kind"), each.get("roles")) for each in found]
+        known = [("ann", "key", ["operator", "scorer"]), ("web", "key", ["scorer"])]
+        unknown = (None, "anonymous", None)
+        # Front ends tell the engine who infers, but not in which roles.
+        scorer = ("web", "key", None) if carrier == "frontends" else known[1]
+        assert who == [*known, unknown, *known, unknown, scorer]
+        assert {each["address"] for each in found} == {"127.0.0.1"}
+        refused = ["ok", "refused", "refused"]
+        assert [each["outcome"] for each in found] == [*refused, *refused, "ok"]
+        assert [each["status"] for each in found] == [
+            "200", "403", "401", "OK", "PERMISSION_DENIED", "UNAUTHENTICATED", "200",
+        ]  # fmt: skip
+        access.write_text("[rolls]")
+        [failed] = audited.entries(1)
+        assert (failed["operation"], failed["outcome"]) == ("Access", "failed")
+        assert (failed["identity"], failed["kind"]) == ("operator", "file")
+        access.write_text(ACCESS.format(web=web.hash, ann=new_key().hash))
+        [changed] = audited.entries(1)
+        assert (changed["operation"], changed["outcome"]) == ("Access", "ok")
+        assert changed["detail"] == {"file": str(access)}
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Secrets planted wherever a server takes some are nowhere in what it writes and answers."""
 
+import json
 import os
 import shutil
 import signal
@@ -15,11 +16,13 @@ import psutil
 import pytest
 
 from headrace.api.operations import OPERATIONS, Category, Operation, by_procedure
+from headrace.plugins.access.keys import new_key
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.models.python_models import tensors, write_python_model
 from tests.support.command import run
 from tests.support.grpc_client import OPTIONS
 from tests.support.http_socket import HttpSocket
+from tests.support.issuer import TokenIssuer
 from tests.support.remote import write_remote
 from tests.support.server_process import EXAMPLES, ServerProcess, onnx_examples
 
@@ -35,6 +38,18 @@ JSON = {
     ]
 }
 FAR = "far"  # a model on the upstream
+ACCESS = """
+[roles.all]
+may = "*"
+[keys.web]
+hash = "{}"
+roles = ["all"]
+[issuers.corp]
+issuer = "{}"
+audience = "headrace"
+keys = "keys.json"
+roles = ["all"]
+"""
 RAISING = """
     import triton_python_backend_utils as pb_utils
 
@@ -74,14 +89,19 @@ class Secrets:
         ]
 
 
-def keys(secrets: Secrets) -> list[tuple[str, str]]:
+def credentials(secrets: Secrets) -> list[dict[str, str]]:
     """Headers with the right keys, with wrong ones, and with those of other kinds."""
+    key, token = f"Bearer {secrets.values['API key']}", f"Bearer {secrets.values['token']}"
+    right = {"x-admin": secrets.values["admin"], "x-infer": secrets.values["infer"]}
+    wrong = {name: secrets.plant(f"wrong {name}") for name in right}
+    forged = secrets.values["token"][:-16]  # without part of its signature
     return [
-        ("x-admin", secrets.values["admin"]), ("x-admin", secrets.plant("wrong-admin")),
-        ("x-infer", secrets.values["infer"]), ("x-infer", secrets.plant("wrong-infer")),
-        ("authorization", f"Bearer {secrets.plant('bearer')}"),
-        ("authorization", f"Basic {secrets.plant('basic')}"),
-        ("cookie", secrets.plant("cookie")), ("x-api-key", secrets.plant("api-key")),
+        right | {"authorization": key}, right | {"authorization": token},
+        wrong | {"authorization": key}, right, {"authorization": key},
+        right | {"authorization": f"Bearer {secrets.plant('bearer')}"},
+        right | {"authorization": f"Basic {secrets.plant('basic')}"},
+        right | {"authorization": f"Bearer {forged}"}, right | {"authorization": key[:-1]},
+        {"cookie": secrets.plant("cookie"), "x-api-key": secrets.plant("API key of others")},
     ]  # fmt: skip
 
 
@@ -103,12 +123,13 @@ def requests(operation: Operation) -> Iterator[tuple[str, str, object]]:
 def ask_over_http(server: ServerProcess, secrets: Secrets) -> None:
     """Ask for every route with each of the keys, and send what cannot be parsed."""
     with httpx.Client(base_url=server.url, timeout=60, verify=False) as client:
-        for name, value in keys(secrets):
+        for headers in credentials(secrets):
             for method, path, body in (each for found in OPERATIONS for each in requests(found)):
-                answer = client.request(method, path, headers={name: value}, json=body)
-                secrets.see(f"{method} {path} {name}", f"{answer.headers} {answer.text}")
+                answer = client.request(method, path, headers=headers, json=body)
+                secrets.see(f"{method} {path}", f"{answer.headers} {answer.text}")
             for page in ("/docs", "/openapi.json", "/metrics", "/v3/x"):
-                secrets.see(f"{page} {name}", client.get(page, headers={name: value}).text)
+                secrets.see(page, client.get(page, headers=headers).text)
+            name, value = list(headers.items())[-1]
             for head in (
                 f"{name}: {value}\0", f"{name}: {value}\r\nhost: y", f"{name} {value}",
                 f"{name}: {value}\r\ncontent-length: x", f"expect: {value}\r\n{name}: {value}",
@@ -122,13 +143,13 @@ def ask_over_http(server: ServerProcess, secrets: Secrets) -> None:
 
 def ask_over_grpc(server: ServerProcess, secrets: Secrets) -> None:
     """Ask for every procedure with each of the keys, by right messages and broken ones."""
-    credentials = grpc.ssl_channel_credentials((TLS / "root.pem").read_bytes())
+    trusted = grpc.ssl_channel_credentials((TLS / "root.pem").read_bytes())
     messages = (b"", b"\xff", *map(infer_message, ("simple", "raising", FAR)))
-    with grpc.secure_channel(server.grpc, credentials, OPTIONS) as channel:
-        for (name, value), path, message in product(keys(secrets), by_procedure(), messages):
+    with grpc.secure_channel(server.grpc, trusted, OPTIONS) as channel:
+        for headers, path, message in product(credentials(secrets), by_procedure(), messages):
             if path.endswith("/Watch"):
                 continue
-            metadata = ((name, value),)
+            metadata = tuple(headers.items())
             answer: object
             try:
                 if path.endswith(("StreamInfer", "ReflectionInfo")):
@@ -138,7 +159,7 @@ def ask_over_grpc(server: ServerProcess, secrets: Secrets) -> None:
                     answer = channel.unary_unary(path, bytes, bytes)(message, 30, metadata)
             except grpc.RpcError as error:
                 answer = error
-            secrets.see(f"{path} {name}", repr(answer))
+            secrets.see(path, repr(answer))
 
 
 def infer_message(model: str) -> bytes:
@@ -188,11 +209,16 @@ def test_secrets_are_nowhere(
         f"model-repository,trace,logging,shared-memory:x-admin={secrets.plant('admin')}",
         f"inference:x-infer={secrets.plant('infer')}",
     )
+    key_of_web, issuer = new_key(), TokenIssuer()
+    secrets.values |= {"API key": key_of_web.key, "token": issuer.token().decode()}
+    (tmp_path / "keys.json").write_text(json.dumps(issuer.document))
+    (access := tmp_path / "access.toml").write_text(ACCESS.format(key_of_web.hash, issuer.name))
     files = {name: tmp_path / name for name in ("audit", "traces")}
     options = (
         "--access-log", "--log-verbose=2", "--exit-on-error=false", f"--frontends={front_ends}",
-        f"--audit-log={files['audit']}", "--audit-infer=1", "--model-control-mode=explicit",
-        "--load-model=*", "--trace-rate=1", "--trace-level=TIMESTAMPS", "--trace-level=TENSORS",
+        f"--access={access}", f"--audit-log={files['audit']}", "--audit-infer=1",
+        "--model-control-mode=explicit", "--load-model=*", "--trace-rate=1",
+        "--trace-level=TIMESTAMPS", "--trace-level=TENSORS",
         f"--trace-file={files['traces']}", "--grpc-use-ssl", f"--grpc-server-key={key}",
         f"--grpc-server-cert={TLS / 'server.pem'}", "--allow-client-shm",
     )  # fmt: skip
@@ -204,7 +230,11 @@ def test_secrets_are_nowhere(
         ask_over_grpc(server, secrets)
         server.send(signal.SIGHUP)
         server.await_logged("SIGHUP: settings and repositories were read again")
-        secrets.see("metrics", httpx.get(f"http://{server.metrics}/metrics", verify=False).text)
+        for headers in credentials(secrets):
+            scraped = httpx.get(f"http://{server.metrics}/metrics", headers=headers, verify=False)
+            secrets.see("metrics", scraped.text)
+        access.write_text(f"{access.read_text()}[keys.other]\nhash = '{secrets.plant('hash')}'\n")
+        server.await_logged("access stays as it was")
         process = psutil.Process(server.pid)
         secrets.see("command line", " ".join(process.cmdline()))
         for child in process.children(recursive=True):
@@ -220,6 +250,8 @@ def test_secrets_are_nowhere(
         audit = secrets.see("audit log", files["audit"].read_text())
         assert '"ModelInfer"' in audit
         assert '"LogSettings"' in audit
+        assert '"identity":"web"' in audit
+        assert '"identity":"corp:ann"' in audit
         assert "REQUEST_START" in secrets.see("traces", files["traces"].read_text())
     assert secrets.found() == []
 

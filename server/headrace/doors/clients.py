@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.types import ASGIApp
 
@@ -67,8 +68,17 @@ class DoorsConfig:
     infer_audited: bool = False  # ... and inference, too
 
 
-# Opens the access that a file describes, by its path, on the event loop that uses it.
-ACCESS: OptionalPart[Callable[[str], Access]] = OptionalPart("access")
+class OpenAccess(Protocol):
+    """Opens the access that a file describes, on the event loop that uses it."""
+
+    def __call__(self, path: str, reread: Callable[[bool], object] | None = None) -> Access:
+        """Call `reread` when the file has changed: whether its rules are in force.
+
+        Raises `LoadFailed` or `OSError`.
+        """
+
+
+ACCESS: OptionalPart[OpenAccess] = OptionalPart("access")
 # By handlers, the account, the largest request, whether requests are logged, options, and whether
 # other processes listen on the same port.
 MakeBindingServer = Callable[[Handlers, Admission, int, bool, GrpcOptions, bool], BindingServer]

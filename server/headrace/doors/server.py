@@ -29,6 +29,7 @@ from headrace.doors.listeners import CLOSED, UnixSocket, bind, reserve
 from headrace.doors.memory import SUFFIX, MemoryDoor
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
+from headrace.observability.audit import FOLLOWED, AuditEntry, AuditOutcome
 from headrace.observability.statistics import Sourced
 from headrace.placement.cores import core_limit
 from headrace.settings import Settings
@@ -95,7 +96,7 @@ class ServerDoors:
         """
         settings = self._settings
         if settings.access:
-            self._engine.access = access = ACCESS.load()(settings.access)
+            self._engine.access = access = ACCESS.load()(settings.access, self._reread)
             self._clients.follow(access)
             self._control_gate.follow(access)
         http = grpc = 0
@@ -148,6 +149,13 @@ class ServerDoors:
             return left
         await asyncio.gather(self._clients.announce(seconds), others)
         return 0
+
+    def _reread(self, in_force: bool) -> None:
+        """Record that the file of access has changed."""
+        if (audit := self._engine.audit) is not None:
+            outcome = AuditOutcome.OK if in_force else AuditOutcome.FAILED
+            detail = {"file": self._settings.access}
+            audit.record(AuditEntry("Access", outcome, identity=FOLLOWED, detail=detail))
 
     def renew_tls(self) -> None:
         """Read certificate and key again, for new connections; raises `OSError`."""

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace.core.identity import ANYONE, Identity, Role
 
-OPERATOR = Identity("operator", "signal", ())  # by signals, and files that the server follows
+# The operator, by a signal, and by a file that the server follows.
+OPERATOR, FOLLOWED = (Identity("operator", kind, ()) for kind in ("signal", "file"))
 
 
 class AuditOutcome(StrEnum):

@@ -290,6 +290,22 @@ async def test_links_are_swapped(tmp_path: Path) -> None:
         await access.close()
 
 
+async def test_both_outcomes_of_a_change_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text(BASE)
+    outcomes: asyncio.Queue[bool] = asyncio.Queue()
+    access = open_access(str(path), outcomes.put_nowait)
+    try:
+        async with asyncio.timeout(60):
+            path.write_text(BASE + "[rolls]")
+            assert not await outcomes.get()
+            path.write_text(BASE + key("ops", OPS, "ops"))
+            assert await outcomes.get()
+            assert known(access, OPS.key) == "ops"
+    finally:
+        await access.close()
+
+
 async def test_a_broken_file_at_start(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     with pytest.raises(InvalidAccess, match=f"{path}: No such file"):

@@ -42,19 +42,21 @@ _SCHEME = b"bearer"
 Seen = tuple[tuple[int, ...] | None, ...]
 
 
-def open_access(path: str) -> Access:
+def open_access(path: str, reread: Callable[[bool], object] | None = None) -> Access:
     """The access that a file describes, which is followed until `close`; raises `InvalidAccess`.
 
-    Call it on the event loop that uses it, when it starts.
+    Call it on the event loop that uses it, when it starts; `reread` is called there whenever the
+    file has changed: whether its rules are in force.
     """
-    return FileAccess(Path(path))
+    return FileAccess(Path(path), reread)
 
 
 class FileAccess:
     """Identifies clients by API key, token, certificate or Unix peer, in this order."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises `InvalidAccess` for a file that is missing or wrong."""
+    def __init__(self, path: Path, reread: Callable[[bool], object] | None = None) -> None:
+        """Raises `InvalidAccess` for a file that is missing or wrong; `reread` as `open_access`."""
+        self._reread = reread or bool
         self.challenge = 'Bearer realm="headrace"'
         self._loop = asyncio.get_running_loop()
         self._watchers: list[Callable[[], object]] = []
@@ -185,6 +187,7 @@ class FileAccess:
             self._rules = rules
             self._open_issuers()
             self._on_keys()
+            self._reread(True)
             log.info("%s has changed: its rules are in force", self._path)
 
     def _on_loop(self, call: Callable[..., object], *arguments: object) -> None:
@@ -205,6 +208,7 @@ class FileAccess:
                 rules, files, done = _read(self._path, files)
             except InvalidAccess as error:
                 log.error("access stays as it was: %s", error)
+                self._on_loop(self._reread, False)
             except Exception:  # no bug may end the thread
                 log.exception("bug while reading %s; access stays as it was", self._path)
             else:
