@@ -14,7 +14,7 @@ from headrace.api.gate import Gate
 from headrace.api.header_rules import HeaderRules
 from headrace.api.messages import request_class
 from headrace.api.operations import NAMED, OPERATIONS
-from headrace.core.errors import Forbidden, InvalidRequest, ServerError, Unauthenticated
+from headrace.core.errors import Forbidden, InvalidRequest, NotFound, ServerError, Unauthenticated
 from headrace.core.identity import NOBODY, Identity, PeerFacts
 from headrace.core.model_spec import LoadParameters
 from headrace.observability.audit import AuditEntry, AuditOutcome
@@ -169,9 +169,10 @@ def test_requests_that_a_gate_refuses() -> None:
     refused("ServerReady", x_key=[b"wrong"])
     refused("ModelMetadata", authorization=[b"wrong"])
     refused("LogSettings", x_request_id=[])
+    gate.refuse(NAMED["ModelInfer"], NotFound("hidden"), lambda n: headers.get(n, []), peer, "m")
     common = AuditOutcome.REFUSED, "10.0.0.1"
-    assert [(each.outcome, each.address) for each in entries] == [common] * 3
+    assert [(each.outcome, each.address) for each in entries] == [common] * 4
     assert [(e.operation, e.status, e.identity, e.request_id) for e in entries] == [
-        ("ServerReady", "403", NOBODY, "r"), ("ModelMetadata", "401", NOBODY, "r"),
-        ("LogSettings", "403", WHO, ""),
+        ("ServerReady", "403", WHO, "r"), ("ModelMetadata", "401", NOBODY, "r"),
+        ("LogSettings", "403", WHO, ""), ("ModelInfer", "404", WHO, "r"),
     ]  # fmt: skip

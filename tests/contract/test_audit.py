@@ -155,6 +155,7 @@ def test_inference_requests(audited: Audited) -> None:
 ACCESS = """
 [roles.scorer]
 may = ["infer", "read"]
+models = ["simple"]
 [roles.operator]
 may = "*"
 [keys.web]
@@ -201,6 +202,13 @@ def test_known_clients(tmp_path: Path, carrier: str) -> None:
         assert [each["status"] for each in found] == [
             "200", "403", "401", "OK", "PERMISSION_DENIED", "UNAUTHENTICATED", "200",
         ]  # fmt: skip
+        hidden, given = pb.ModelInferRequest(model_name="digits"), ("authorization", keys[0])
+        path = "/v2/models/digits/infer"
+        assert audited.http("POST", path, DOCUMENT, authorization=keys[0]) == 404
+        assert audited.grpc("ModelInfer", hidden, given) == "NOT_FOUND"
+        for entry in audited.entries(2):
+            told = [entry[name] for name in ("outcome", "identity", "model", "roles")]
+            assert told == ["refused", "web", "digits", ["scorer"]]
         access.write_text("[rolls]")
         [failed] = audited.entries(1)
         assert (failed["operation"], failed["outcome"]) == ("Access", "failed")

@@ -8,13 +8,14 @@ may be anything.
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 from google.protobuf.message import Message
 
 from headrace.api.gate import AUTHORIZATION, Gate, Refused, Values
 from headrace.api.operations import Operation
-from headrace.core.errors import Forbidden, InvalidRequest, ServerError
+from headrace.core.errors import InvalidRequest, ServerError, Unauthenticated
 from headrace.core.identity import NOBODY, Identity, PeerFacts
 from headrace.core.model_spec import LoadParameters
 from headrace.engine.auditing import load_detail, result
@@ -125,14 +126,20 @@ def _values(settings: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
 def recording(record: Record, door: str, gate: Gate) -> Refused:
     """A function for `Gate.refused` that records the requests which that gate of a door refuses."""
 
-    def refused(operation: Operation, error: ServerError, values: Values, peer: PeerFacts) -> None:
+    def refused(
+        operation: Operation, error: ServerError, values: Values, peer: PeerFacts, model: str
+    ) -> None:
         identity = NOBODY
-        if isinstance(error, Forbidden) and gate.access is not None:  # told to a known client
-            identity = gate.access.identify(values(AUTHORIZATION), peer)
+        if gate.access is not None:
+            with suppress(Unauthenticated):
+                identity = gate.access.identify(values(AUTHORIZATION), peer)
+        _, status = result(door, error)
         ids = values(REQUEST_ID)
-        audited = AuditedRequest(
-            record, operation, door, peer.address, ids[0].decode("latin-1") if ids else "", identity
-        )
-        audited.__exit__(None, error, None)
+        record(
+            AuditEntry(
+                operation.name, AuditOutcome.REFUSED, status, identity, door, peer.address, model,
+                request_id=ids[0].decode("latin-1") if ids else "",
+            )
+        )  # fmt: skip
 
     return refused

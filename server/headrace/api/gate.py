@@ -28,7 +28,7 @@ from headrace.core.texts import shown
 AUTHORIZATION = "authorization"  # the header with the client's proof
 # The values of a request's header, by its lower-case name.
 Values = Callable[[str], Sequence[bytes]]
-Refused = Callable[[Operation, ServerError, Values, PeerFacts], object]
+Refused = Callable[[Operation, ServerError, Values, PeerFacts, str], object]
 
 
 class Gate:
@@ -53,7 +53,7 @@ class Gate:
         self._watchers: list[Callable[[], object]] = []
         self._noun = noun
         self._read_only = read_only
-        self.refused: Refused | None = None  # called with each request that `enter` refuses
+        self.refused: Refused | None = None  # called by `refuse`
         self.changes = 0  # so far
         self.access: Access | None = None
         self.change(rules or HeaderRules())
@@ -102,9 +102,20 @@ class Gate:
         try:
             return self.examine(operation, values, peer, changes)
         except ServerError as error:
-            if self.refused is not None:
-                self.refused(operation, error, values, peer)
+            self.refuse(operation, error, values, peer)
             raise
+
+    def refuse(
+        self,
+        operation: Operation,
+        error: ServerError,
+        values: Values,
+        peer: PeerFacts,
+        model: str = "",
+    ) -> None:
+        """Have a request recorded that is refused with this error; its door may know the model."""
+        if self.refused is not None:
+            self.refused(operation, error, values, peer, model)
 
     def examine(
         self,

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
-from headrace.api.gate import Gate, Values
-from headrace.api.operations import OPERATIONS, Operation, by_procedure
+from headrace.api.gate import Gate, Values, check
+from headrace.api.operations import NAMED, OPERATIONS, Operation, by_procedure
 from headrace.core.errors import ServerError
-from headrace.core.identity import ANYONE, Identity, PeerFacts
+from headrace.core.identity import ANYONE, Identity, PeerFacts, Permission
 from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
 from headrace.doors.grpc.options import TlsFiles
@@ -187,6 +187,15 @@ def values_of(metadata: Mapping[str, str]) -> Values:
         return [] if given is None else [given.encode("latin-1", "replace")]
 
     return values
+
+
+def check_infer(gate: Gate, call: RpcContext, identity: Identity, model: str, version: str) -> None:
+    """Raise as `check`, unless the client of a call may run the model."""
+    try:
+        check(identity, Permission.INFER, model, version)
+    except ServerError as error:
+        gate.refuse(NAMED["ModelInfer"], error, values_of(call.metadata()), call.peer_facts, model)
+        raise
 
 
 def error_text(error: ServerError) -> str:

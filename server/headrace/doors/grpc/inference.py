@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from headrace.api.gate import Gate, check
+from headrace.api.gate import Gate
 from headrace.core.call import Call, InferResponse, context_of
 from headrace.core.errors import (
     ExecutionFailed,
@@ -24,11 +24,11 @@ from headrace.core.errors import (
     ServerExiting,
     Unsupported,
 )
-from headrace.core.identity import Identity, Permission
+from headrace.core.identity import Identity, PeerFacts
 from headrace.core.limits import Payer
 from headrace.core.tensors import Buffer
 from headrace.core.turns import SMALL
-from headrace.doors.grpc.call import Message, Noted, Open, Peer, StreamSession
+from headrace.doors.grpc.call import Message, Noted, Open, Peer, StreamSession, check_infer
 from headrace.engine.admission import Account, ConnectionAccount
 from headrace.engine.entrance import (
     GIVE_UP_BYTES,
@@ -129,6 +129,13 @@ class InferCall(MessageCall):
     def identity(self) -> Identity:
         raise NotImplementedError
 
+    @property
+    def peer_facts(self) -> PeerFacts:
+        raise NotImplementedError
+
+    def identify(self) -> Identity:
+        raise NotImplementedError
+
     def metadata(self) -> Mapping[str, str]:
         raise NotImplementedError
 
@@ -211,7 +218,7 @@ class InferenceService:
         call.account.enter(nbytes)
         call.entered, call.nbytes, call.service = True, nbytes, self
         asked = self.reader.read(data)
-        check(call.identity, Permission.INFER, asked.model_name, asked.model_version)
+        check_infer(self.gate, call, call.identity, asked.model_name, asked.model_version)
         call.context = context_of(call.identity)
         found = self.engine.find(asked.model_name, asked.model_version)
         if found.decoupled:
@@ -657,7 +664,7 @@ class StreamInfer:
             if self._changes != self._gate.changes:
                 self._identity, self._changes = self._peer.identify(), self._gate.changes
             names = message.model_name, message.model_version
-            check(self._identity, Permission.INFER, *names)
+            check_infer(self._gate, self._peer, self._identity, *names)
             slot.context = context_of(self._identity)
             slot.found = found = self._engine.find(*names)
             if found.decoupled:

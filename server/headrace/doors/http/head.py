@@ -143,8 +143,14 @@ def passed(
 
     Requests that are refused pass the gate `again`. Raises `ServerError`.
     """
-    identity = (gate.examine if again else gate.enter)(operation, values_in(headers), peer)
-    check(identity, operation.permission, parts["name"], parts.get("version", ""))
+    values = values_in(headers)
+    identity = (gate.examine if again else gate.enter)(operation, values, peer)
+    try:
+        check(identity, operation.permission, parts["name"], parts.get("version", ""))
+    except ServerError as error:
+        if not again:
+            gate.refuse(operation, error, values, peer, parts["name"])
+        raise
     head = head_of(entrance, path, parts, headers, told(gate.pattern, names))
     head.context = context_of(identity)
     return head

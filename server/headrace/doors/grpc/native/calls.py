@@ -10,12 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headrace.api.gate import check
 from headrace.core.call import NO_CONTEXT, Computed
 from headrace.core.errors import ServerError
-from headrace.core.identity import Permission
 from headrace.core.tensors import Buffer
-from headrace.doors.grpc.call import Message, StreamSession
+from headrace.doors.grpc.call import Message, StreamSession, check_infer
 from headrace.doors.grpc.inference import InferCall, InferenceService
 from headrace.doors.grpc.native.connection import SESSION_SIZE, Rpc, RpcHead, UnaryRpc
 from headrace.engine.entrance import Direct
@@ -238,7 +236,7 @@ class InferRpc(UnaryRpc, InferCall):
             return False
         self.context = context = self.head.context
         if context is not NO_CONTEXT:
-            check(context.identity, Permission.INFER, *key)
+            check_infer(service.gate, self, context.identity, *key)
         direct = found.direct
         if direct is None or (rows := direct.known.get(template)) is None:
             return False
