@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,9 +19,11 @@ from headrace.core.call import (
 )
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import NotFound, Overloaded
+from headrace.core.identity import Identity, Role
 from headrace.core.tensors import Buffer, Tensor
 from headrace.engine.admission import Held
 from headrace.ipc.frames import IN_FILE, Header, frame, pack_header
+from headrace.observability.audit import AuditEntry, AuditOutcome
 from headrace.plugins.frontends.channel import FrameChannel
 from headrace.plugins.frontends.link_infer import (
     Flag,
@@ -49,9 +52,11 @@ class FrontEnd:
         self.lost: list[str] = []
         self.ready = 0
         ours, theirs = socket.socketpair()
+        self.entries: list[AuditEntry] = []
         self.host = FrontEndSession(
-            ours, self.engine, unanswered, {}, self._on_ready, self.lost.append
-        )
+            ours, self.engine, unanswered, {}, self._on_ready, self.lost.append,
+            record=self.entries.append,
+        )  # fmt: skip
         self.sock: socket.socket = theirs
         self.channel = FrameChannel(theirs, self._take, self.lost.append)
 
@@ -182,6 +187,17 @@ async def test_the_end_of_a_front_end_cancels_its_requests(front_end: FrontEnd) 
     await until(lambda: bool(front_end.lost))
     assert [w.cancelled for w in work] == [True, True]
     assert (admission.requests, admission.bytes, admission.unread) == (0, 0, 0)
+
+
+async def test_requests_that_the_front_end_has_refused_are_recorded(front_end: FrontEnd) -> None:
+    who = Identity("ann", "key", [Role("scorer", frozenset())])
+    entry = AuditEntry("LogSettings", AuditOutcome.REFUSED, "403", who, "grpc", "10.0.0.1")
+    front_end.channel.send(LinkKind.AUDIT, 0, orjson.dumps(entry.document()))
+    await until(lambda: bool(front_end.entries))
+    [found] = front_end.entries
+    assert found.document() == entry.document()
+    front_end.channel.send(LinkKind.AUDIT, 0, b'{"operation": "LogSettings"}')
+    await until(lambda: bool(front_end.lost))
 
 
 async def test_usage_reported_by_front_ends(front_end: FrontEnd) -> None:
