@@ -113,7 +113,7 @@ class Gate:
         peer: PeerFacts,
         model: str = "",
     ) -> None:
-        """Have a request recorded that is refused with this error; its door may know the model."""
+        """Record a request that is refused with this error, for a model if its door knows it."""
         if self.refused is not None:
             self.refused(operation, error, values, peer, model)
 
