@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from headrace.core.quotas import Quotas
 
 _KNOWN = 4096  # cached decisions of a role
 
@@ -95,6 +98,11 @@ class Identity:
         self.roles = tuple(roles)
         self.expires = expires
 
+    @property
+    def anonymous(self) -> bool:
+        """True if the client has proved nothing: it is known by its address at most."""
+        return self.kind == "anonymous"
+
     def may_some(self, permission: Permission) -> bool:
         """True if a role permits this for some model."""
         return permission is Permission.OPEN or any(
@@ -137,6 +145,10 @@ class Access(Protocol):
 
         Quick: it is called once for each head or connection, whose result the doors keep.
         """
+
+    @property
+    def quotas(self) -> "Quotas | None":
+        """The quotas of clients; None for none. They change with the results of `identify`."""
 
     def watch(self, changed: Callable[[], object]) -> None:
         """Call `changed` whenever results of `identify` may have become invalid."""
