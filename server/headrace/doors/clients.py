@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp
@@ -21,6 +21,7 @@ from headrace.doors.http.server import HttpServer
 from headrace.doors.listeners import CLOSED, port_of
 from headrace.engine.admission import Admission
 from headrace.engine.entrance import Entrance
+from headrace.protocol.proxies import TrustedProxies
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class DoorsConfig:
     access_log: bool
     access_file: str = ""  # identities and roles; "" for none
     read_only: bool = False  # what changes something is elsewhere
+    trusted_proxies: Sequence[str] = ()
+    proxy_protocol: bool = False
 
 
 # Opens the access that a file describes, by its path, on the event loop that uses it.
@@ -78,6 +81,9 @@ class ClientDoors:
         self.http_gate = Gate(config.http_rules, read_only=config.read_only)
         self.grpc_gate = Gate(config.grpc_rules, noun="protocol", read_only=config.read_only)
         self._admission = admission
+        if config.trusted_proxies:
+            proxies = TrustedProxies(config.trusted_proxies, config.proxy_protocol)
+            admission.proxies = proxies
         self._limit = config.max_request_bytes
         self._access_log = config.access_log
         self._http: HttpServer | None = None
