@@ -3,7 +3,7 @@ from random import Random
 import pytest
 
 from headrace.core.identity import ANYONE, EVERYTHING, Identity, Role
-from headrace.core.quotas import Quota, Quotas, Rate, client_key, network_of
+from headrace.core.quotas import Quota, Quotas, Rate, network_of
 
 WEB = Identity("web", "key", [Role("scorer", EVERYTHING)])
 
@@ -51,7 +51,7 @@ def test_buckets_like_a_counter_of_tokens() -> None:
 ])  # fmt: skip
 def test_whom_a_quota_is_for(of: tuple[str, ...], web: bool, anyone: bool) -> None:
     quota = Quota("q", of)
-    assert (quota.is_for(WEB), quota.is_for(ANYONE)) == (web, anyone)
+    assert (quota.is_for(WEB.answers_to), quota.is_for(ANYONE.answers_to)) == (web, anyone)
 
 
 def test_of_quotas_for_the_same_models_the_first_applies() -> None:
@@ -62,15 +62,11 @@ def test_of_quotas_for_the_same_models_the_first_applies() -> None:
         Quota("address", ("address",)),
     )
     quotas = Quotas((own, all_, text, address))
-    assert list(quotas.applying(WEB, "text_a")) == [own, text, address]
-    assert list(quotas.applying(ANYONE, "digits")) == [all_, address]
+    assert list(quotas.applying(WEB.answers_to, "text_a")) == [own, text, address]
+    assert list(quotas.applying(ANYONE.answers_to, "digits")) == [all_, address]
 
 
-def test_clients_are_known_by_name_or_by_address() -> None:
-    assert client_key(WEB, "192.0.2.1") == client_key(WEB, "192.0.2.2") == "=web"
-    assert client_key(WEB, "192.0.2.1", by_address=True) == "192.0.2.1"
-    assert client_key(ANYONE, "192.0.2.1") == "192.0.2.1"
-    assert client_key(ANYONE, "") == ""
+def test_networks_of_addresses() -> None:
     assert network_of("2001:db8::1") == network_of("2001:db8::ffff%eth0")
     assert network_of("2001:db8::1") != network_of("2001:db8:0:1::1")
     assert network_of("::ffff:192.0.2.1") == "192.0.2.1"

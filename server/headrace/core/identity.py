@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from headrace.core.quotas import Quotas
+from headrace.core.quotas import Quotas
 
+ROLE = "role:"  # before the name of a role, where names of identities stand, too
 _KNOWN = 4096  # cached decisions of a role
 
 
@@ -103,6 +103,14 @@ class Identity:
         """True if the client has proved nothing: it is known by its address at most."""
         return self.kind == "anonymous"
 
+    def answers_to(self, who: str) -> bool:
+        """True if `who` is the client: its name, `role:NAME`, `anonymous`, or `*` for everyone."""
+        if who == "*":
+            return True
+        if who.startswith(ROLE):
+            return any(who == ROLE + role.name for role in self.roles)
+        return who == "anonymous" if self.anonymous else who == self.name
+
     def may_some(self, permission: Permission) -> bool:
         """True if a role permits this for some model."""
         return permission is Permission.OPEN or any(
@@ -147,7 +155,7 @@ class Access(Protocol):
         """
 
     @property
-    def quotas(self) -> "Quotas | None":
+    def quotas(self) -> Quotas | None:
         """The quotas of clients; None for none. They change with the results of `identify`."""
 
     def watch(self, changed: Callable[[], object]) -> None:

@@ -6,15 +6,13 @@ Quotas that differ in their models, or of which one is for addresses, all apply 
 others, only the first that is for the client does. Pure: `now` comes from the caller, in seconds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from math import ceil
 from typing import NamedTuple
 
-from headrace.core.identity import Identity
-
-ANYBODY, ADDRESS, ANONYMOUS, ROLE = "*", "address", "anonymous", "role:"
+ADDRESS = "address"  # among those whom a quota is for: all clients of an address
 _NETWORK = 64  # bits of an IPv6 address that stand for one client
 
 
@@ -47,16 +45,9 @@ class Quota(NamedTuple):
         """True if the quota is for requests to a model."""
         return any(fnmatchcase(model, pattern) for pattern in self.models)
 
-    def is_for(self, identity: Identity) -> bool:
-        """True if the quota is for a client."""
-        anonymous = identity.anonymous
-        return any(
-            who in (ANYBODY, ADDRESS)
-            or (anonymous and who == ANONYMOUS)
-            or (not anonymous and who == identity.name)
-            or (who.startswith(ROLE) and any(who == ROLE + role.name for role in identity.roles))
-            for who in self.of
-        )
+    def is_for(self, answers_to: Callable[[str], bool]) -> bool:
+        """True if the quota is for a client, by `Identity.answers_to`."""
+        return any(who == ADDRESS or answers_to(who) for who in self.of)
 
 
 class Quotas(NamedTuple):
@@ -64,12 +55,12 @@ class Quotas(NamedTuple):
 
     all: tuple[Quota, ...] = ()
 
-    def applying(self, identity: Identity, model: str) -> Iterator[Quota]:
+    def applying(self, answers_to: Callable[[str], bool], model: str) -> Iterator[Quota]:
         """The quotas that a client's requests to a model are charged to."""
         found = set()
         for quota in self.all:
             like = quota.models, quota.by_address
-            if like not in found and quota.covers(model) and quota.is_for(identity):
+            if like not in found and quota.covers(model) and quota.is_for(answers_to):
                 found.add(like)
                 yield quota
 
@@ -98,13 +89,6 @@ class Rate(NamedTuple):
         return max(ceil(self.burst / self.per_sec), 1)
 
 
-def client_key(identity: Identity, address: str, by_address: bool = False) -> str:
-    """The client that a request is charged to; "" for one that is not known at all."""
-    if not (by_address or identity.anonymous):
-        return f"={identity.name}"
-    return network_of(address)
-
-
 def network_of(address: str) -> str:
     """An address without what one client can choose in it."""
     if ":" not in address or address.startswith("unix:"):
@@ -117,8 +101,3 @@ def network_of(address: str) -> str:
     if len(packed) == 16 and packed[:12] == b"\0" * 10 + b"\xff\xff":
         return str(ip_address(packed[12:]))  # IPv4 in IPv6
     return packed[: _NETWORK // 8].hex(":", 2)
-
-
-def quotas_of(tables: Sequence[Quota]) -> Quotas | None:
-    """The quotas; None if there are none."""
-    return Quotas(tuple(tables)) if tables else None

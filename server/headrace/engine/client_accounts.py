@@ -16,7 +16,7 @@ from time import monotonic
 
 from headrace.core.errors import Allowance, QuotaExceeded
 from headrace.core.identity import Identity
-from headrace.core.quotas import Quota, Quotas, Rate, client_key, network_of
+from headrace.core.quotas import Quota, Quotas, Rate, network_of
 from headrace.engine.admission import Account, Admission, Clients, ConnectionAccount
 
 _KEPT = 256  # accounts of a connection's clients and models
@@ -261,7 +261,7 @@ class QuotaClients(Clients):
         kept.accounts.clear()
 
     def _quotas_of(self, identity: Identity, address: str, model: str) -> Iterator[QuotaAccount]:
-        for quota in self.quotas.applying(identity, model):
+        for quota in self.quotas.applying(identity.answers_to, model):
             if key := client_key(identity, address, quota.by_address):
                 yield self._quota(quota, key)
 
@@ -279,6 +279,13 @@ class QuotaClients(Clients):
         items = self._accounts.items()
         self._accounts = {key: account for key, account in items if not account.idle(now)}
         self._sweep_at = max(2 * len(self._accounts), _SWEEP)
+
+
+def client_key(identity: Identity, address: str, by_address: bool = False) -> str:
+    """The client that a request is charged to; "" for one that is not known at all."""
+    if not (by_address or identity.anonymous):
+        return f"={identity.name}"
+    return network_of(address)
 
 
 def limit_clients(admission: Admission, quotas: Quotas | None) -> None:

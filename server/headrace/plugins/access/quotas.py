@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from headrace.core.quotas import ADDRESS, ROLE, Quota, Quotas
+from headrace.core.identity import ROLE
+from headrace.core.quotas import ADDRESS, Quota, Quotas
 from headrace.core.texts import shown
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # also a text of HTTP's structured fields
