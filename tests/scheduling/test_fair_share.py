@@ -153,3 +153,37 @@ def test_a_queue_with_fair_shares() -> None:
     assert queue.take(0)[0] == many[594:598]
     assert queue.waiting == 2
     assert queue.take(0)[0] == many[598:]
+
+
+def slowest(fair: bool, others: int) -> float:
+    """The 99th percentile of a client's latencies, in runs of 10 units of a simulated clock.
+
+    The client sends a request every 37 units, another one `others` times as many; an instance runs
+    up to 8 rows in 10 units.
+    """
+    queue = RequestQueue(SchedulingPolicy(BatchPolicy(8), fair_share=fair))
+    random = Random(27)
+    arrivals = [(at * 37.0, CLIENTS[0]) for at in range(200)]
+    arrivals += [(random.uniform(0, 7_400), CLIENTS[1]) for _ in range(200 * others)]
+    arrivals.sort(key=lambda arrival: arrival[0])
+    now, latencies, came = 0.0, list[float](), dict[Call, float]()
+    while arrivals or queue.waiting:
+        while arrivals and arrivals[0][0] <= now:
+            at, who = arrivals.pop(0)
+            call = Asked(who)
+            came[call] = at
+            queue.append(call)
+        if not queue.waiting:
+            now = arrivals[0][0]
+            continue
+        calls, _, _ = queue.take(0)
+        now += 10
+        latencies += [now - came[one] for one in calls if one.context.identity is CLIENTS[0]]
+    return sorted(latencies)[len(latencies) * 99 // 100]
+
+
+def test_a_client_beside_one_with_fifty_times_as_many_requests() -> None:
+    alone = slowest(fair=True, others=0)
+    assert alone == 10
+    assert slowest(fair=True, others=50) <= 2 * alone
+    assert slowest(fair=False, others=50) > 100 * alone
