@@ -24,7 +24,7 @@ from headrace.api.handlers import BareCall
 from headrace.api.operations import by_procedure
 from headrace.core.call import Call, CallContext, InferResponse, Raw, context_of
 from headrace.core.errors import ServerError, Unsupported
-from headrace.core.identity import Identity, PeerFacts
+from headrace.core.identity import PeerFacts
 from headrace.core.limits import Payer
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Unary
