@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import local, profile, remote, round_trip, stages
+from benchmarks import fair_share, local, profile, remote, round_trip, stages
 from benchmarks.arguments import count, names_of, not_negative, numbers, positive
 from benchmarks.hostile import run as hostile
 from benchmarks.hostile import search
@@ -48,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.local:
         local.main(3 if options.quick else 5)
+        return 0
+    if options.fair_share:
+        fair_share.main(2.0 if options.quick else 10.0)
         return 0
     if options.flight:
         from benchmarks import flight  # late, since it imports LightGBM
@@ -195,6 +198,10 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--local", action="store_true",
         help="print how fast large tensors go to a server on this machine, and end",
+    )  # fmt: skip
+    add(
+        "--fair-share", action="store_true",
+        help="print what a client waits beside one with 50 times as many requests, and end",
     )  # fmt: skip
     add(
         "--flight", action="store_true",

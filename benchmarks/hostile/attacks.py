@@ -64,6 +64,7 @@ _TLS = (
     "--grpc-use-ssl", f"--grpc-server-cert={_CERTIFICATES}/server.pem",
     f"--grpc-server-key={_CERTIFICATES}/server.key",
 )  # fmt: skip
+_GREEDY = "greedy-benchmark-key"  # whose hash is in that file; its quota is 20 requests/s
 _BINARY = ("Content-Type", "application/octet-stream")
 
 Fire = Callable[[], None]
@@ -713,6 +714,31 @@ def many_models(target: Target) -> Fire:
     return fire
 
 
+def over_quota(target: Target) -> Fire:
+    """Requests of a client with a valid key, far more than a hundred times its quota."""
+    body = b'{"inputs":[{"name":"input","datatype":"FP32","shape":[1,1],"data":[1]}]}'
+    headers = [("Authorization", f"Bearer {_GREEDY}")]
+    some = (post_head(f"/v2/models/{MLP}/infer", len(body), headers) + body) * 50
+
+    def ask() -> None:
+        end = time.monotonic() + _HOLD_SECS
+        with suppress(OSError), connect(target.http) as made:
+            while time.monotonic() < end:
+                made.sendall(some)
+                answered = 0
+                while answered < 50 and (data := made.recv(MB)):
+                    answered += data.count(b"HTTP/1.1 ")
+
+    def fire() -> None:
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return fire
+
+
 def many_threads(target: Target) -> Fire:
     config = {
         "instance_group": [{"count": 3}],
@@ -784,6 +810,7 @@ ATTACKS = {
         Attack("many-models", "documents about 1 000 models", many_models, write=write_many_models),
         Attack("log-flood", "300 000 lines from a model", log_flood),
         Attack("wrong-keys", "80 000 requests with wrong keys", wrong_keys, options=LOW_ROLE),
+        Attack("over-quota", "a valid key, 100 x its quota", over_quota, options=LOW_ROLE),
         Attack("many-threads", "a load request for 4 500 threads", many_threads, options=_EXPLICIT),
         *(
             Attack(

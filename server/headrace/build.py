@@ -137,6 +137,7 @@ def build_engine(
         gpus=gpus,
         limits=settings.execution_limits,
         overload_delay_ms=settings.overload_delay_ms,
+        fair_share=settings.fair_share,
         stages=load_stages(),
     )
     control = _control(settings)

@@ -26,6 +26,7 @@ from headrace.observability.trace_settings import TraceConfig, old_options, read
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
 from headrace.placement.upstream.triton_options import TritonOptions
 from headrace.protocol.http2.keep_alive import KeepAlive
+from headrace.protocol.proxies import TrustedProxies
 
 if TYPE_CHECKING:
     from headrace.core.model_spec import EnvironmentOptions, IsolationOptions
@@ -63,6 +64,18 @@ class Settings:
     )
     grpc_port: int = setting(8001, "Port for gRPC; 0 picks a free one", most=65_535)
     metrics_port: int = setting(8002, "Port for metrics; 0 picks a free one", most=65_535)
+    trusted_proxies: list[str] = setting(
+        [],
+        "Networks of proxies whose `Forwarded` and `X-Forwarded-For` say which client sends a"
+        " request, for quotas and the access log; `unix`: all clients of Unix sockets",
+        between=",",
+        metavar="CIDR",
+    )
+    proxy_protocol: bool = setting(
+        False,
+        "Expect a header of the PROXY protocol, version 2, at the beginning of connections of these"
+        " proxies, over HTTP and gRPC",
+    )
     frontends: str = setting(
         "0",
         "Front-end processes that accept connections, decode and encode; 0 does all this in the"
@@ -500,6 +513,11 @@ class Settings:
         " waited for so long for a while and its queue grows; a model's parameter of the same name"
         " overrides this; its queue policy or priorities replace it; 0: never",
     )
+    fair_share: bool = setting(
+        False,
+        "Share the queue of each model between clients by their quotas' weights, in rows, instead"
+        " of by arrival; a model's parameter of the same name overrides this",
+    )
     max_connections: int = setting(
         10_000,
         "Client connections in each process that accepts them, at most 3/4 of its limit of open"
@@ -761,6 +779,10 @@ class Settings:
         names = [given.partition("=")[0] for given in self.doors]
         if twice := [name for name in names if names.count(name) > 1]:
             raise SettingsError(f"--door: '{twice[0]}' is given twice")
+        if self.proxy_protocol and not self.trusted_proxies:
+            raise SettingsError("--proxy-protocol needs --trusted-proxies, which send it")
+        if self.proxy_protocol and self.grpc_transport == "grpcio":
+            raise SettingsError("--proxy-protocol needs --grpc-transport=native")
         if self.load_model and self.model_control_mode != "explicit":
             raise SettingsError(
                 "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
@@ -794,6 +816,7 @@ class Settings:
         checks: tuple[tuple[str, Callable[[], object]], ...] = (
             ("--metrics-config:", lambda: self.metrics),
             ("--trace-config:", lambda: self.traces),
+            ("--trusted-proxies:", lambda: TrustedProxies(self.trusted_proxies)),
             ("--worker-env: expected", lambda: self.environments),
             ("isolation of models:", self.isolation_report),
             ("--http-allowed-origin:", http.allowed_origins),

@@ -27,6 +27,7 @@ LONG = b"z" * 100_000
 class OneClient:
     """An `Access` that knows one client, who may do nothing."""
 
+    quotas = None
     challenge = "Bearer"
 
     def identify(self, authorization: Sequence[bytes], peer: PeerFacts) -> Identity:

@@ -19,6 +19,7 @@ class FakeAccess:
     """Knows one key."""
 
     challenge = "Bearer"
+    quotas = None
 
     def __init__(self) -> None:
         self.watchers: list[Callable[[], object]] = []

@@ -274,7 +274,7 @@ def test_an_address_has_a_share_if_configured() -> None:
         account.close()
     again = connect(admission, "http", "192.0.2.1")
     again.enter(1)
-    address = again.above
+    address = again.above[0]
     connect(admission, "http", "192.0.2.1").close()
     assert admission.address("192.0.2.1") is address
     again.close()  # the last connection of the address

@@ -174,6 +174,7 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[FakeVersio
         "headrace_streams": "gauge",
         "headrace_streams_limit": "gauge",
         "headrace_refused_streams_total": "counter",
+        "headrace_quota_refused_total": "counter",
         "headrace_failed_accepts_total": "counter",
         "headrace_given_up_total": "counter",
         "headrace_log_lines_dropped_total": "counter",

@@ -65,9 +65,13 @@ class Client:
     """A connection from an address."""
 
     requests = 1
+    weight = 1.0
 
     def __init__(self, origin: str = "") -> None:
         self.origin = origin
+
+    def take_rows(self, rows: int) -> None:
+        """Without quotas."""
 
 
 async def test_addresses_take_turns_however_many_connections_they_have() -> None:

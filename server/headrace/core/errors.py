@@ -42,7 +42,7 @@ its `public` text, by the repository index.
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Self
+from typing import NamedTuple, Self
 
 
 class ServerError(Exception):
@@ -111,8 +111,36 @@ class Overloaded(Unavailable):
     """The server is at its limit of admitted requests or bytes."""
 
 
+class Allowance(NamedTuple):
+    """The limit of a quota that was reached: so many of a `unit` at once, or in a window.
+
+    `limit` is its key in the configuration. `window` is in seconds, 0 for what is under way.
+    """
+
+    quota: str
+    limit: str
+    unit: str
+    most: int
+    window: int = 0
+
+
 class QuotaExceeded(Unavailable):
-    """The client is at a limit of its own; others are not affected."""
+    """The client is at a limit of its own; others are not affected.
+
+    `until` is when a further request may be admitted, in seconds of the monotonic clock; 0 if that
+    depends on other requests.
+    """
+
+    def __init__(
+        self,
+        text: str = "",
+        retry_after: int = 0,
+        allowance: Allowance | None = None,
+        until: float = 0.0,
+    ) -> None:
+        super().__init__(text, retry_after)
+        self.allowance = allowance
+        self.until = until
 
 
 class ServerExiting(Unavailable):

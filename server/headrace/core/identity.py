@@ -10,6 +10,9 @@ from fnmatch import fnmatchcase
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
+from headrace.core.quotas import Quotas
+
+ROLE = "role:"  # before the name of a role, where names of identities stand, too
 _KNOWN = 4096  # cached decisions of a role
 
 
@@ -95,6 +98,19 @@ class Identity:
         self.roles = tuple(roles)
         self.expires = expires
 
+    @property
+    def anonymous(self) -> bool:
+        """True if the client has proved nothing: it is known by its address at most."""
+        return self.kind == "anonymous"
+
+    def answers_to(self, who: str) -> bool:
+        """True if `who` is the client: its name, `role:NAME`, `anonymous`, or `*` for everyone."""
+        if who == "*":
+            return True
+        if who.startswith(ROLE):
+            return any(who == ROLE + role.name for role in self.roles)
+        return who == "anonymous" if self.anonymous else who == self.name
+
     def may_some(self, permission: Permission) -> bool:
         """True if a role permits this for some model."""
         return permission is Permission.OPEN or any(
@@ -137,6 +153,10 @@ class Access(Protocol):
 
         Quick: it is called once for each head or connection, whose result the doors keep.
         """
+
+    @property
+    def quotas(self) -> Quotas | None:
+        """The quotas of clients; None for none. They change with the results of `identify`."""
 
     def watch(self, changed: Callable[[], object]) -> None:
         """Call `changed` whenever results of `identify` may have become invalid."""

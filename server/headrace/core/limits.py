@@ -80,11 +80,21 @@ class Shares:
 class Payer(Protocol):
     """The client in whose name work is done: a connection with its `requests` under way.
 
-    `origin` is the client's address, "" if unknown.
+    `origin` is the client's address, "" if unknown; `weight` its share of a queue, relative to
+    other clients'.
     """
 
-    requests: int
-    origin: str
+    @property
+    def requests(self) -> int: ...
+
+    @property
+    def origin(self) -> str: ...
+
+    @property
+    def weight(self) -> float: ...
+
+    def take_rows(self, rows: int) -> None:
+        """Count the rows of a decoded request against the client's quotas."""
 
 
 FEW = 4  # requests of a connection, to all models, which is not what overloads one

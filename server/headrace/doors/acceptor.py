@@ -11,6 +11,8 @@ opens thousands delays its own connections only.
 A TLS handshake costs a millisecond of the loop, as soon as its client has said hello, and 50 KB
 until it ends. So sockets wait for that (`_Silent`), one handshake begins per turn, and a client
 address has so many under way at most; all of them count as connections.
+
+Connections of trusted proxies may begin with a header of the PROXY protocol, which is read first.
 """
 
 import asyncio
@@ -26,9 +28,13 @@ import termios
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import Protocol, cast
+from weakref import WeakKeyDictionary
 
 from headrace.connections.endpoint import send_more
 from headrace.doors.listeners import QUEUE, user_of
+from headrace.protocol.proxies import InvalidProxyHeader, TrustedProxies, missing, read_header
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +43,17 @@ _MADE = 8  # connections made in one, of those that are accepted
 _SHAKING = 512  # TLS handshakes of one client address that are under way
 _ENDED = 64  # silent clients handled in one that have spoken, left or been silent too long
 _SHARED_SECS = 0.001  # after a connection of a shared socket: another process takes the next one
+_ANNOUNCED_SECS = 5.0  # for a proxy's header
 _PAUSE_SECS = 1.0  # pause after a failure that would repeat at once
 _LOG_SECS = 10.0  # between log lines about failures
 _LOOK_SECS = 0.02  # polling interval of `wait_for`
 ANNOUNCE_SECS = 1.0  # for clients to notice the announcement
+
+
+class Proxied(Protocol):
+    """A connection's protocol whose client may be another than its peer."""
+
+    client: tuple[str, int] | None
 
 
 class Acceptor:
@@ -58,8 +71,11 @@ class Acceptor:
         tls: ssl.SSLContext | None = None,
         handshake_secs: float | None = None,
         room: Callable[[int], bool] = lambda connecting: True,
+        proxies: TrustedProxies | None = None,
     ) -> None:
         """`handshake_secs` and `room` are for TLS alone.
+
+        With `proxies` that announce clients, `make` must return a `Proxied`.
 
         `room` is asked for each connection, with the number of those whose handshake is not over.
         """
@@ -82,6 +98,10 @@ class Acceptor:
         # Connections of addresses that have as many of these as they may.
         self._crowded: dict[str, deque[socket.socket]] = {}
         self._connecting: set[asyncio.Task[None]] = set()
+        self._proxies = proxies if proxies is not None and proxies.announce else None
+        self._announcing: set[asyncio.Task[None]] = set()
+        # Clients that proxies have named, by connection.
+        self._named: WeakKeyDictionary[socket.socket, tuple[str, int]] = WeakKeyDictionary()
         self._pause: asyncio.TimerHandle | None = None
         self._log_at = 0.0
         self._unlogged = 0
@@ -138,17 +158,50 @@ class Acceptor:
         sock.setblocking(False)
         if not peer:
             send_more(sock)
+        address = peer[0] if peer else user_of(sock)
+        if self._proxies is not None and self._proxies.trusts(address):
+            task = self._loop.create_task(self._announced(sock, address))
+            self._announcing.add(task)
+            task.add_done_callback(self._announcing.discard)
+            return True
+        self._accepted(sock, address)
+        return True
+
+    async def _announced(self, sock: socket.socket, address: str) -> None:
+        """Read the header of the PROXY protocol, and go on with the client that it names."""
+        data = b""
+        try:
+            async with asyncio.timeout(_ANNOUNCED_SECS):
+                while size := missing(data):
+                    received = await self._loop.sock_recv(sock, size)
+                    if not received:
+                        raise InvalidProxyHeader("the connection has ended within its PROXY header")
+                    data += received
+            header = read_header(data)
+        except (InvalidProxyHeader, TimeoutError, OSError) as error:
+            log.debug("hung up on the proxy %s: %r", address, error)
+            sock.close()
+            return
+        if header is not None and header.client is not None:
+            self._named[sock] = header.client
+            address = header.client[0]
+        try:
+            self._accepted(sock, address)
+        except OSError as error:
+            self._fail(error)
+
+    def _accepted(self, sock: socket.socket, address: str) -> None:
+        """Queue a connection; raises `OSError`."""
         if self._tls is None:
-            self._wait(sock, peer[0] if peer else user_of(sock))
+            self._wait(sock, address)
         elif self._room(len(self._silent) + self._waiting_count + len(self._connecting)):
             try:
-                self._silent.add(sock, peer[0])
+                self._silent.add(sock, address)
             except OSError:  # no descriptor to watch it with
                 sock.close()
                 raise
         else:
             sock.close()
-        return True
 
     def _greeted(self, sock: socket.socket, address: str) -> None:
         """Queue the handshake of a client that has said something, unless it has left."""
@@ -211,10 +264,17 @@ class Acceptor:
             self._waiting[address] = others
             self._begin_later()
 
+    def _made_for(self, client: tuple[str, int]) -> asyncio.BaseProtocol:
+        made = self._make()
+        cast(Proxied, made).client = client
+        return made
+
     async def _connect(self, sock: socket.socket, address: str) -> None:
+        client = self._named.get(sock)
+        make = self._make if client is None else partial(self._made_for, client)
         try:
             await self._loop.connect_accepted_socket(
-                self._make, sock, ssl=self._tls, ssl_handshake_timeout=self._handshake_secs
+                make, sock, ssl=self._tls, ssl_handshake_timeout=self._handshake_secs
             )
         except OSError as error:  # disconnected, or not TLS
             log.debug("a connection was not made: %s", error)

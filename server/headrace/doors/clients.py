@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from headrace.doors.listeners import CLOSED, port_of
 from headrace.engine.admission import Admission
 from headrace.engine.entrance import Entrance
 from headrace.observability.audit import Record
+from headrace.protocol.proxies import TrustedProxies
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class DoorsConfig:
     read_only: bool = False  # what changes something is elsewhere
     audited: bool = False  # requests that the gates refuse are recorded ...
     infer_audited: bool = False  # ... and inference, too
+    trusted_proxies: Sequence[str] = ()
+    proxy_protocol: bool = False
 
 
 class OpenAccess(Protocol):
@@ -92,6 +95,9 @@ class ClientDoors:
         self.http_gate = Gate(config.http_rules, read_only=config.read_only)
         self.grpc_gate = Gate(config.grpc_rules, noun="protocol", read_only=config.read_only)
         self._admission = admission
+        if config.trusted_proxies:
+            proxies = TrustedProxies(config.trusted_proxies, config.proxy_protocol)
+            admission.proxies = proxies
         self._limit = config.max_request_bytes
         self._access_log = config.access_log
         self._http: HttpServer | None = None

@@ -82,6 +82,7 @@ class DoorCall(Call):
         try:
             identity = ANYONE if engine.access is None else self.identity
             check(identity, Permission.INFER, name, version)
+            self.account = self.account.of(identity, name)
             self.account.enter(nbytes)
             self.nbytes, self._entered = nbytes, True
             self.context = context_of(identity)

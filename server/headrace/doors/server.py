@@ -18,6 +18,7 @@ from headrace.api.operations import NAMED
 from headrace.build import scraper
 from headrace.core.limits import Shares
 from headrace.core.plugins import OptionalPart
+from headrace.core.quotas import Quotas
 from headrace.doors.clients import ACCESS, ClientDoors, DoorsConfig, GrpcConfig, HttpConfig
 from headrace.doors.door import DOORS, Door
 from headrace.doors.grpc.services import all_handlers
@@ -28,6 +29,7 @@ from headrace.doors.http.server import HttpServer
 from headrace.doors.listeners import CLOSED, UnixSocket, bind, reserve
 from headrace.doors.memory import SUFFIX, MemoryDoor
 from headrace.engine.admission import Admission
+from headrace.engine.client_accounts import limit_clients
 from headrace.engine.engine import Engine
 from headrace.observability.audit import FOLLOWED, AuditEntry, AuditOutcome
 from headrace.observability.statistics import Sourced
@@ -59,6 +61,9 @@ class FrontEnds(Protocol):
     def change_rules(self, http: HeaderRules, grpc: HeaderRules) -> None:
         """Apply header rules to all further requests."""
 
+    def limit_clients(self, quotas: Quotas | None) -> None:
+        """Apply quotas of connections, and expect the engine's refusals for others."""
+
 
 # So many, which forward all requests over HTTP but inference to the application.
 MakeFrontEnds = Callable[[Engine, ASGIApp, int, DoorsConfig], FrontEnds]
@@ -84,6 +89,7 @@ class ServerDoors:
             gate.refused = recording(engine.audit.record, "http", gate)
         self._metrics: HttpServer | None = None
         self._front_ends: FrontEnds | None = None
+        self._quotas: Quotas | None = None  # in force
         self._others: dict[str, Door] = {}  # of other packages
         self._ports: list[socket.socket] = []  # reserved for front ends
         self._sockets: dict[str, UnixSocket] = {}  # by door
@@ -99,6 +105,8 @@ class ServerDoors:
             self._engine.access = access = ACCESS.load()(settings.access, self._reread)
             self._clients.follow(access)
             self._control_gate.follow(access)
+            access.watch(self._apply_quotas)
+            self._apply_quotas()
         http = grpc = 0
         front_ends = ""
         if count := settings.frontend_count(core_limit()):
@@ -171,6 +179,17 @@ class ServerDoors:
         self._control_gate.change(http)
         if self._front_ends is not None:
             self._front_ends.change_rules(http, grpc)
+
+    def _apply_quotas(self) -> None:
+        """Apply the quotas of clients to all further requests and connections."""
+        access = self._engine.access
+        quotas = None if access is None else access.quotas
+        if quotas == self._quotas:
+            return
+        self._quotas = quotas
+        limit_clients(self._engine.admission, quotas)
+        if self._front_ends is not None:
+            self._front_ends.limit_clients(quotas)
 
     def remove_files(self) -> None:
         """Remove the files of Unix sockets."""
@@ -363,6 +382,7 @@ class ServerDoors:
         forwarded = late_app(engine, config.max_request_bytes, self._clients.http_gate)
         app = CountedApp(forwarded, engine.admission.answers, False)
         self._front_ends = make(engine, app, count, replace(config, http=http, grpc=grpc))
+        self._front_ends.limit_clients(self._quotas)
         await self._front_ends.start()
         return http.port if http else 0, grpc.port if grpc else 0
 
@@ -393,6 +413,7 @@ def _config(settings: Settings) -> DoorsConfig:
         http, grpc, settings.http_rules, settings.grpc_rules, settings.max_request_bytes,
         settings.access_log, settings.access, bool(settings.control_address),
         bool(settings.audit_log), bool(settings.audit_infer),
+        settings.trusted_proxies, settings.proxy_protocol,
     )  # fmt: skip
 
 

@@ -6,9 +6,11 @@ answer is charged for its bytes until it is read. At a limit new requests are re
 longer queue would only delay everyone.
 
 Accounts form a chain: what is charged to a connection is charged to its client's address, if that
-has a limit, and to the server, each of which may refuse it. With front ends, each process has such
-a chain: below the server's account, the engine has one per front end for everything that this front
-end holds or has submitted, counted once, and tells each of them how much the others hold.
+has a limit, and to the server, each of which may refuse it. A client with quotas has an account
+below its connection's, by `ConnectionAccount.of`, with these quotas in its chain. With front ends,
+each process has such a chain: below the server's account, the engine has one per front end for
+everything that this front end holds or has submitted, counted once, and tells each of them how much
+the others hold.
 
 Each model has a `ModelAccount` for its requests from queueing to their end. A model is limited to a
 share of what is free, not of the limits: with 80 % the requests of one model may be four times what
@@ -18,16 +20,18 @@ Owned by the event-loop thread.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from sys import maxsize
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Protocol
 
 from headrace.core.blocks import BLOCKS
-from headrace.core.errors import Overloaded, ResponseTooLarge, ServerExiting
+from headrace.core.errors import Overloaded, ResponseTooLarge, ServerExiting, Unavailable
+from headrace.core.identity import Identity
 from headrace.core.limits import FEW, ModelLoad, Payer, Shares
 from headrace.core.turns import Turns
 from headrace.engine.workbench import Workbench
 from headrace.observability.statistics import Answers
+from headrace.protocol.proxies import TrustedProxies
 
 # A client that holds up to one of so many parts of the free bytes may have a large answer.
 _LITTLE = 16
@@ -61,7 +65,7 @@ class Held(NamedTuple):
 
 
 class Account:
-    """Requests and bytes held for one party; the account `above` includes them.
+    """Requests and bytes held for one party; the accounts `above` include them.
 
     Invariant: every `enter` is followed by exactly one `leave` with all bytes entered or grown by,
     every `begin` by exactly one `admit` or `drop`. Methods that charge raise `Overloaded` if this
@@ -75,11 +79,17 @@ class Account:
 
     server: "Admission"
 
+    @property
+    def weight(self) -> float:
+        """The client's share of a model's queue, relative to other clients'."""
+        return 1.0
+
     def __init__(
         self, above: Optional["Account"], most_requests: int = maxsize, most_bytes: int = maxsize
     ) -> None:
-        self.above = above
+        self.above: tuple[Account, ...] = ()
         if above is not None:
+            self.above = above.lineage
             self.server = above.server
         self.most_requests = most_requests
         self.most_bytes = most_bytes
@@ -88,6 +98,29 @@ class Account:
         self.bytes = 0  # total: requests, messages in transit, unread answers
         self.unread = 0  # of unread answers
         self.kept = 0  # received but unprocessed, as of the last `owe`
+
+    @property
+    def lineage(self) -> tuple["Account", ...]:
+        """The account with all above it."""
+        return (self, *self.above)
+
+    def of(self, identity: Identity, model: str, named: str = "") -> "Account":
+        """The account to charge for a client's requests to a model; raises `QuotaExceeded`.
+
+        `named` is its address in the words of the other end, which may be a trusted proxy.
+        """
+        return self
+
+    def client(self, named: str) -> str:
+        """The client's address: `named` if the other end is a trusted proxy, and names one."""
+        return self.origin
+
+    def named(self, headers: Mapping[str, str]) -> str:
+        """The client that a trusted proxy names in these headers; "" for none."""
+        return ""
+
+    def take_rows(self, rows: int) -> None:
+        """Count the rows of a decoded request against quotas; refuses nothing."""
 
     # --- messages in transit
 
@@ -194,12 +227,10 @@ class Account:
 
     def count(self, nbytes: int, requests: int = 0, unread: int = 0) -> None:
         """Charge, or release, without a check."""
-        account: Account | None = self
-        while account is not None:
+        for account in (self, *self.above):
             account.requests += requests
             account.bytes += nbytes
             account.unread += unread
-            account = account.above
         server = self.server
         if server.bytes > server.peak_bytes:
             server.peak_bytes = server.bytes
@@ -214,29 +245,48 @@ class Account:
         """Refuse bytes beyond a limit, or a request beyond the limit of requests (`place`)."""
         reached = self._reached(nbytes, own, place)
         if reached is not None:
-            self.server.refused += 1
-            raise Overloaded(f"{reached}; try again later")
+            if isinstance(reached, Overloaded):  # quotas count their own
+                self.server.refused += 1
+            raise reached
 
-    def _reached(self, nbytes: int, own: int, place: bool) -> str | None:
-        """The limit that a charge as in `_check` would exceed, in words.
+    def _reached(self, nbytes: int, own: int, place: bool) -> Unavailable | None:
+        """The error of a charge as in `_check` that would exceed a limit.
 
         A single request, with its `own` bytes, is admitted whatever its size: another limit bounds
         it.
         """
-        account: Account | None = self
-        while account is not None:
+        for account in (self, *self.above):
             full = place and account.requests >= account.most_requests
             held = account.bytes
             if account is self.server:  # other clients may read late, or other processes hold bytes
                 held += self.server.elsewhere - account.unread
             if full or (held > own and account.bytes + nbytes > account.most_bytes):
-                return account.limit(full)
-            account = account.above
+                return account.refusal(full)
         return None
+
+    def refusal(self, of_requests: bool) -> Unavailable:
+        """The error of a charge at the limit of requests, or of bytes."""
+        return Overloaded(f"{self.limit(of_requests)}; try again later")
 
     def limit(self, of_requests: bool) -> str:
         """The limit that was reached, in words."""
         raise NotImplementedError
+
+
+class Clients(Protocol):
+    """The clients that have quotas, and their accounts."""
+
+    def account(self, connection: Account, identity: Identity, address: str, model: str) -> Account:
+        """The account below `connection` to charge for requests to a model.
+
+        `connection` itself for a client without quotas. Raises `QuotaExceeded`.
+        """
+
+    def connect(self, connection: "ConnectionAccount") -> bool:
+        """Count a new connection; False if its address has as many as it may."""
+
+    def leave(self, connection: Account) -> None:
+        """Forget what is kept for a connection that closes."""
 
 
 class Admission(Account):
@@ -257,6 +307,10 @@ class Admission(Account):
         self.max_object_bytes = max_object_bytes  # of the elements of a request's BYTES inputs
         self.answering = 0  # bytes of large answers that are being encoded
         self.server = self
+        self._lineage = (self,)
+        self.clients: Clients | None = None  # None without quotas
+        self.proxies: TrustedProxies | None = None
+        self.quota_refused: Counter[tuple[str, str]] = Counter()  # by quota and limit
         self.max_requests = max_requests
         self.max_bytes = max_bytes
         self.shares = shares or Shares()
@@ -283,6 +337,11 @@ class Admission(Account):
         self._on_close: set[Callable[[], None]] = set()
 
     @property
+    def lineage(self) -> tuple[Account, ...]:
+        """One tuple for all accounts of connections."""
+        return self._lineage
+
+    @property
     def pressed(self) -> bool:
         """True if so much is held that clients without progress should be dropped soon."""
         most, connections, streams = self.max_bytes, self.shares.connections, self.shares.streams
@@ -306,7 +365,12 @@ class Admission(Account):
         if not self.has_room():
             return None
         self.connections[door] += 1
-        return ConnectionAccount(self, door, address)
+        account = ConnectionAccount(self, door, address)
+        if self.clients is not None and not self.clients.connect(account):
+            account.close()
+            self.refused_connections += 1
+            return None
+        return account
 
     def has_room(self, connecting: int = 0) -> bool:
         """True if a further connection is allowed beside those that are open or `connecting`."""
@@ -332,6 +396,10 @@ class Admission(Account):
     def fail_accept(self) -> None:
         """Count a connection that could not be accepted, for example without a free descriptor."""
         self.failed_accepts += 1
+
+    def limit_clients(self, clients: Clients | None) -> None:
+        """Apply quotas to all further requests and connections; None for none."""
+        self.clients = clients
 
     def address(self, name: str) -> Account:
         """The account of a client address; the server's if addresses have no limit."""
@@ -538,16 +606,20 @@ class _Address(_Share):
 class ConnectionAccount(_Share):
     """The account of one connection."""
 
-    __slots__ = ("_door",)
+    __slots__ = ("_alone", "_door", "_kept_by", "trusted")
 
     name = "connection"
 
     def __init__(self, server: Admission, door: str, address: str = "") -> None:
         """Only for `Admission.connect`; without a `door`, for a connection that was refused."""
-        above = server.address(address)
+        # A proxy's connection has requests of many clients.
+        self.trusted = server.proxies is not None and server.proxies.trusts(address)
+        above = server if self.trusted else server.address(address)
         super().__init__(above, server.shares.connection)
         self.origin = address
+        self._alone = above is server
         self._door = door
+        self._kept_by: Clients | None = None  # has to be told of the end
         if isinstance(above, _Address):
             above.connections += 1
 
@@ -556,10 +628,34 @@ class ConnectionAccount(_Share):
         self.owe(0)
         if self._door:
             self.server.connections[self._door] -= 1
-        if isinstance(address := self.above, _Address):
+        if self._kept_by is not None:
+            self._kept_by.leave(self)
+        if isinstance(address := self.above[0], _Address):
             address.connections -= 1
             if not address.connections:
                 self.server.forget(address)
+
+    def of(self, identity: Identity, model: str, named: str = "") -> Account:
+        """Implements `Account.of`."""
+        clients = self.server.clients
+        if clients is None:
+            return self
+        return clients.account(self, identity, self.client(named), model)
+
+    def client(self, named: str) -> str:
+        """Implements `Account.client`."""
+        return (named if self.trusted else "") or self.origin
+
+    def named(self, headers: Mapping[str, str]) -> str:
+        """Implements `Account.named`."""
+        proxies = self.server.proxies
+        return "" if proxies is None or not self.trusted else proxies.client(headers)
+
+    def kept_by(self, clients: Clients) -> None:
+        """Report the end of the connection to `clients`, instead of to earlier ones."""
+        before, self._kept_by = self._kept_by, clients
+        if before is not None and before is not clients:
+            before.leave(self)
 
     # Called for each request; these charge the server's account inline.
 
@@ -573,7 +669,7 @@ class ConnectionAccount(_Share):
             or server.requests >= server.most_requests
             or total > server.most_bytes
             or server.exiting
-            or self.above is not server
+            or not self._alone
         ):
             super().enter(nbytes)
             return
@@ -588,7 +684,7 @@ class ConnectionAccount(_Share):
     def leave(self, nbytes: int) -> None:
         """Release a request of `nbytes`."""
         server = self.server
-        if self.above is not server:
+        if not self._alone:
             super().leave(nbytes)
             return
         self.requests -= 1

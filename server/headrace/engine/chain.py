@@ -98,6 +98,8 @@ def check(signature: Signature, submit: Submit, special: Submit) -> Submit:
         except InvalidRequest as error:
             id = call.id or "<id_unknown>"
             raise InvalidRequest(f"[request id: {id}] {error}") from None
+        if (payer := call.payer) is not None:
+            payer.take_rows(call.rows)
         if options.classes is None:
             submit(call)
         else:

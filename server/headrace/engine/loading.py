@@ -228,7 +228,9 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             if not model.traits.reads_parameters:
                 signature = replace(signature, parameters=frozenset())
             with opened.options_explained():
-                scheduling = reading.scheduling_policy(config, options.overload_delay_ms)
+                scheduling = reading.scheduling_policy(
+                    config, options.overload_delay_ms, options.fair_share
+                )
             limits = _limits(opened, config, options)
             stages = _stages(opened, config, signature, version, options)
             labels, problems = read_labels(opened.source.path, config)

@@ -490,6 +490,8 @@ ADMISSION_FAMILIES: tuple[Family[Admission], ...] = (
            "Times that a connection had to refuse calls at this limit"),
     Family("headrace_refused_connections_total", "counter", lambda a: a.refused_connections,
            "Connections closed at once: there were too many"),
+    Family("headrace_quota_refused_total", "counter", lambda a: dict(a.quota_refused),
+           "Requests refused at a limit of their client's quota", ("quota", "limit")),
     Family("headrace_failed_accepts_total", "counter", lambda a: a.failed_accepts,
            "Connections that could not be accepted, as without a free descriptor"),
     Family("headrace_given_up_total", "counter",

@@ -44,9 +44,9 @@ class LoadOptions:
     disables either. `meter` measures models loaded into this process, `gpus` are those available.
     `host` is the interface for models while they are started and warmed up, None for none. With
     `elsewhere`, models are checked for another machine, whatever GPUs this one has. `limits` are
-    those on executions, and `overload_delay_ms` that on the delay in an overloaded queue, unless a
-    model's configuration has its own. `isolation` confines models' processes. `stages` are those of
-    plugins, by name.
+    those on executions, `overload_delay_ms` is that on the delay in an overloaded queue, and
+    `fair_share` shares queues between clients, unless a model's configuration has its own.
+    `isolation` confines models' processes. `stages` are those of plugins, by name.
     """
 
     cores: int
@@ -64,6 +64,7 @@ class LoadOptions:
     gpus: Gpus = field(default_factory=Gpus)
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
     overload_delay_ms: int = 0
+    fair_share: bool = False
     stages: Mapping[str, StagePlugin] = field(default_factory=dict)
 
 

@@ -108,6 +108,17 @@ def retry_after(error: ServerError) -> int:
     return error.retry_after or STATUS[type(error)].retry_after
 
 
+def rate_limit(error: ServerError) -> dict[str, str]:
+    """Header fields about the quota that a client has used up, by the IETF's draft for them."""
+    if not isinstance(error, QuotaExceeded) or error.allowance is None:
+        return {}
+    quota, _, unit, most, window = error.allowance
+    policy, left = f'"{quota}";q={most};qu="{unit}"', f'"{quota}";r=0'
+    if window:
+        policy, left = f"{policy};w={window}", f"{left};t={retry_after(error)}"
+    return {"ratelimit-policy": policy, "ratelimit": left}
+
+
 def error_fields(error: ServerError) -> list[tuple[str, str]]:
     """The response headers, or trailing metadata, that an error has whatever was requested."""
     found = []
@@ -115,7 +126,7 @@ def error_fields(error: ServerError) -> list[tuple[str, str]]:
         found.append(("retry-after", str(seconds)))
     if isinstance(error, Unauthenticated) and error.challenge:
         found.append(("www-authenticate", error.challenge))
-    return found
+    return [*found, *rate_limit(error).items()]
 
 
 def begun_field(call: Call, error: ServerError) -> str:

@@ -279,7 +279,9 @@ def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
 # Tags of bytes fields: the field's number, and wire type 2. Requests and responses share those for
 # the id, but not for raw tensors.
 _ID, RAW_INPUT, _RAW_OUTPUT = 0x1A, 0x3A, 0x32
-_OTHERS = frozenset({0x0A, 0x12, 0x22, 0x2A, 0x32})  # model name and version, ..., outputs
+_MODEL_NAME = 0x0A
+_LONG_VARINT = 0x80  # first byte from which on a varint has further ones
+_OTHERS = frozenset({_MODEL_NAME, 0x12, 0x22, 0x2A, 0x32})  # model name and version, ..., outputs
 _RAW_INPUT_TAG = bytes((RAW_INPUT,))
 _STREAM_RESPONSE = 0x12  # infer_response of a ModelStreamInferResponse
 _REMEMBERED = 256  # cached heads, and message sizes
@@ -518,6 +520,17 @@ class InferMessage:
             known.model_name, known.model_version, self.id, inputs, known.outputs,
             dict(known.parameters), known.options, nbytes,
         )  # fmt: skip
+
+
+def first_model(data: Buffer) -> str:
+    """The model's name if a ModelInferRequest begins with it, as nearly all do; else "".
+
+    A later field may replace it, so that the message has to be read before the name is relied upon.
+    """
+    size = data[1] if len(data) > 1 and data[0] == _MODEL_NAME else 0
+    if size >= _LONG_VARINT:
+        return ""
+    return str(data[2 : 2 + size], "utf-8", "replace")
 
 
 class InferReader:

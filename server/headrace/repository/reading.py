@@ -77,12 +77,15 @@ OVERLOAD_DELAY = "overload_delay_ms"
 _MOST_DELAY_MS = 86_400_000
 
 
-def scheduling_policy(config: ModelConfig, delay_ms: int = 0) -> SchedulingPolicy:
+def scheduling_policy(
+    config: ModelConfig, delay_ms: int = 0, fair_share: bool = False
+) -> SchedulingPolicy:
     """The policies for queueing and batching the model's requests.
 
     `delay_ms` is the server's bound on the delay in an overloaded queue, 0 for none. A queue
     policy, priorities or sequences of the configuration replace it, unless the model has a bound of
-    its own. Raises `InvalidOption`.
+    its own. `fair_share` is the server's setting, unless the model has its own. Raises
+    `InvalidOption`.
     """
     batching = config.dynamic_batching
     own = parameter(config, OVERLOAD_DELAY)
@@ -117,6 +120,7 @@ def scheduling_policy(config: ModelConfig, delay_ms: int = 0) -> SchedulingPolic
         {n: _queue_policy(policy, True) for n, policy in batching.priority_queue_policy.items()},
         batching.preserve_ordering,
         DelayBound(delay_ms * 1_000_000, policy.max_delay) if delay_ms else None,
+        parameter(config, "fair_share", "true" if fair_share else "false") == "true",
     )
 
 

@@ -110,6 +110,7 @@ EXECUTION = ("auto", "inline", "thread", "process")
 _CHOICES: Mapping[str, Sequence[str]] = {
     "execution": EXECUTION, "batching": ("on", "off"), "split_requests": ("on", "off"),
     "strict_outputs": ("true", "false"),
+    "fair_share": ("true", "false"),
 }  # fmt: skip
 UNSUPPORTED = "is not supported by this server, and serving without it would give wrong answers"
 

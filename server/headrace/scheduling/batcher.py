@@ -729,7 +729,9 @@ class Batcher:
                 self._closed[reason] += 1
                 overload = self._overload
                 first = calls[0]
-                if first.level == LIGHT:  # others, behind it, may have waited for longer
+                if (
+                    first.level == LIGHT or queue.fair
+                ):  # others, behind it, may have waited for longer
                     first = min(calls, key=attrgetter("arrived"))
                 waited = now - first.arrived
                 if waited > overload.late:

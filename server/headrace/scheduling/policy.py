@@ -152,6 +152,7 @@ class SchedulingPolicy:
     """The queue settings of a model's configuration.
 
     `levels` is the number of priority levels, 1 being the most urgent; 0: priorities are ignored.
+    With `fair_share`, clients share each level by their weights, in rows.
     """
 
     batch: BatchPolicy
@@ -161,6 +162,7 @@ class SchedulingPolicy:
     by_level: Mapping[int, QueuePolicy] = field(default_factory=dict)
     preserve_ordering: bool = False
     overload: DelayBound | None = None
+    fair_share: bool = False
 
     def level(self, priority: int) -> int:
         """The level, from 1, for a request's `priority`; the default for 0."""

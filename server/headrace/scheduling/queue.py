@@ -7,7 +7,8 @@ outnumber the waiting ones, all of them are removed.
 
 While many requests wait, those of clients with few requests have a deque of their own. The other
 requests have a turn if the oldest of them is older, and at most every other one: so a client that
-fills the queue delays itself, not others.
+fills the queue delays itself, not others. With fair shares, each level has the order of these
+instead.
 """
 
 import heapq
@@ -15,14 +16,17 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from sys import maxsize
+from typing import TypeAlias
 
 from headrace.core.call import Call
 from headrace.core.errors import QueueFull
 from headrace.observability.statistics import Closed
+from headrace.scheduling.fair_share import FairQueue
 from headrace.scheduling.policy import NO_POLICY, SchedulingPolicy, TimeoutAction
 
 MANY = 256  # waiting requests from which on those of light clients have turns of their own
 LIGHT = 0  # their level
+_Waiting: TypeAlias = deque[Call] | FairQueue
 _SWEEP = 64  # dead entries below which sweeping never pays
 
 
@@ -42,7 +46,8 @@ class RequestQueue:
         # The levels that requests have named, in order: clients may name any number.
         self._levels = [1]
         # Two deques per level: in time, and timed out with the action DELAY.
-        self._deques: list[deque[Call]] = [deque(), deque()]
+        self.fair = policy.fair_share
+        self._deques: list[_Waiting] = [self._new(), deque()]
         self._light: deque[Call] = deque()
         self._light_first = False
         self._sizes = {LIGHT: 0, 1: 0}
@@ -57,7 +62,7 @@ class RequestQueue:
         `light` requests share the turns; without effect beside levels, limits and timeouts.
         """
         if self._plain and not call.options.timeout:
-            if light:
+            if light and not self.fair:
                 call.level = LIGHT
                 self._light.append(call)
                 self._sizes[LIGHT] += 1
@@ -86,6 +91,10 @@ class RequestQueue:
         self.waiting += 1
         return call.deadline
 
+    def _new(self) -> _Waiting:
+        """An empty deque of those in time."""
+        return FairQueue() if self.fair else deque()
+
     def _place(self, level: int) -> int:
         """The index of the first deque of a level, which may be new."""
         at = bisect_left(self._levels, level)
@@ -95,7 +104,7 @@ class RequestQueue:
             self._sweep_levels()
             at = bisect_left(self._levels, level)
         self._levels.insert(at, level)
-        self._deques[2 * at : 2 * at] = [deque(), deque()]
+        self._deques[2 * at : 2 * at] = [self._new(), deque()]
         self._sizes[level] = 0
         return 2 * at
 
@@ -134,7 +143,7 @@ class RequestQueue:
             return iter(first)
         return self._alive()
 
-    def _in_turn(self) -> list[deque[Call]]:
+    def _in_turn(self) -> list[_Waiting]:
         """The deques in the order in which they are taken from."""
         if not self._light:
             return self._deques
@@ -215,7 +224,10 @@ class RequestQueue:
     def _sweep(self) -> None:
         self._light = deque(call for call in self._light if not call.ended)
         for index, queue in enumerate(self._deques):
-            self._deques[index] = deque(call for call in queue if not call.ended)
+            if isinstance(queue, FairQueue):
+                queue.drop_ended()
+            else:
+                self._deques[index] = deque(call for call in queue if not call.ended)
         self._dead = 0
         self._sweep_deadlines()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.identity import EVERYTHING, PeerFacts, Permission
+from headrace.core.quotas import Quota, Quotas
 from headrace.plugins.access.document import InvalidAccess
 from headrace.plugins.access.keys import digest
 from headrace.plugins.access.rules import AccessRules, parse_rules, read_rules
@@ -68,10 +69,10 @@ def test_keys() -> None:
 
 
 def test_anonymous_and_quotas() -> None:
-    rules = rules_of('[anonymous]\nroles = "scorer"\n[[quotas]]\nwho = 1\n[[quotas]]\nwho = 2')
+    rules = rules_of('[anonymous]\nroles = "scorer"\n[[quotas]]\nof = ["*"]\nrequests = 2')
     assert rules.anonymous is not None
     assert (rules.anonymous.name, rules.anonymous.kind) == ("anonymous", "anonymous")
-    assert rules.quotas == [{"who": 1}, {"who": 2}]
+    assert rules.quotas == Quotas((Quota("quota1", ("*",), requests=2),))
 
 
 def test_peers_by_number_user_and_group() -> None:

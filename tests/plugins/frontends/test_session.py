@@ -18,10 +18,12 @@ from headrace.core.call import (
     Timing,
 )
 from headrace.core.datatypes import Datatype
-from headrace.core.errors import NotFound, Overloaded
+from headrace.core.errors import NotFound, Overloaded, QuotaExceeded
 from headrace.core.identity import Identity, Role
+from headrace.core.quotas import Quota, Quotas
 from headrace.core.tensors import Buffer, Tensor
 from headrace.engine.admission import Held
+from headrace.engine.client_accounts import limit_clients
 from headrace.ipc.frames import IN_FILE, Header, frame, pack_header
 from headrace.observability.audit import AuditEntry, AuditOutcome
 from headrace.plugins.frontends.channel import FrameChannel
@@ -32,7 +34,7 @@ from headrace.plugins.frontends.link_infer import (
     numbers_rest,
     read_error,
 )
-from headrace.plugins.frontends.session import FrontEndSession
+from headrace.plugins.frontends.session import FrontEndSession, RemotePayer
 from tests.doors.fakes import FakeEngine, until
 from tests.protocol.strategies import PROPERTY
 
@@ -261,3 +263,43 @@ async def test_any_bytes(pieces: list[bytes]) -> None:
             front_end.sock.sendall(piece)
         for _ in range(5):
             await asyncio.sleep(0)
+
+
+class FromAddress(Call):
+    """A call of a client at an address."""
+
+    @property
+    def payer(self) -> RemotePayer:
+        return RemotePayer("192.0.2.1")
+
+
+async def test_a_client_has_its_quota_once_whatever_its_front_ends() -> None:
+    async with linked() as front_end:
+        admission = front_end.engine.admission
+        admission.most_requests = 100
+        limit_clients(admission, Quotas((Quota("q", ("*",), requests=3),)))
+        second = FrontEndSession(
+            (pair := socket.socketpair())[0], front_end.engine, unanswered, {}, lambda: None,
+            front_end.lost.append,
+        )  # fmt: skip
+        channel = FrameChannel(pair[1], lambda *_: None, front_end.lost.append)
+        tensor = Tensor("x", Datatype.FP32, np.arange(4, dtype=np.float32))
+        for number in range(1, 4):
+            asked = FromAddress("plain", "", str(number), {"x": tensor}, nbytes=100)
+            meta, pieces = RequestWriter().parts(asked)
+            where = channel if number == 3 else front_end.channel
+            where.send_parts(LinkKind.INFER, 0, number, meta, pieces)
+        await until(lambda: admission.requests == 3)
+        meta, pieces = RequestWriter().parts(FromAddress("plain", "", "4", {"x": tensor}))
+        front_end.channel.send_parts(LinkKind.INFER, 0, 4, meta, pieces)
+        await until(lambda: len(front_end.frames) == 1)
+        [(kind, number, flags, meta, rest)] = front_end.frames
+        assert (kind, number, flags) == (LinkKind.FAIL, 4, Flag.REFUSE)
+        error, _ = read_error(meta, rest)
+        assert isinstance(error, QuotaExceeded)
+        assert "3 requests at once of its quota 'q'" in str(error)
+        second.close()
+        channel.close()
+        await until(lambda: admission.requests == 2)
+        front_end.infer(5)  # a client without an address, and an identity, has no quota
+        await until(lambda: admission.requests == 3)

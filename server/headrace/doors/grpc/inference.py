@@ -29,7 +29,7 @@ from headrace.core.limits import Payer
 from headrace.core.tensors import Buffer
 from headrace.core.turns import SMALL
 from headrace.doors.grpc.call import Message, Noted, Open, Peer, StreamSession, check_infer
-from headrace.engine.admission import Account, ConnectionAccount
+from headrace.engine.admission import Account
 from headrace.engine.entrance import (
     GIVE_UP_BYTES,
     GRPC_NOT_DECOUPLED,
@@ -49,6 +49,7 @@ from headrace.protocol.v2_protobuf import (
     InferMessage,
     InferReader,
     InferWriter,
+    first_model,
     stream_message,
     stream_response,
 )
@@ -61,10 +62,21 @@ class MessageCall(Call):
 
     door = "GRPC"
     timed = False  # true if timings are requested among the parameters
+    account: Account  # the connection's, until the client and the model are known
 
     def charge(self, nbytes: int) -> None:
         """Charge the decoded message; raises `Overloaded`."""
         raise NotImplementedError
+
+    @property
+    def named_client(self) -> str:
+        """The client's address in the words of a trusted proxy; "" for none."""
+        return ""
+
+    def charge_client(self, connection: Account, model: str, nbytes: int) -> None:
+        """Charge the request to its client's account for a model; raises `ServerError`."""
+        self.account = connection.of(self.context.identity, model, self.named_client)
+        self.account.enter(nbytes)
 
     def decoded(self, message: InferMessage) -> None:
         """Called once the call has been filled from the message."""
@@ -112,7 +124,6 @@ class InferCall(MessageCall):
 
     refusal = GRPC_NOT_DECOUPLED
 
-    account: ConnectionAccount
     noted: Noted | None  # for the access log
     service: "InferenceService"
     entered = False  # true once it is charged to the account, with `nbytes`
@@ -215,11 +226,17 @@ class InferenceService:
         """Answer ModelInfer; raises `ServerError`, after which the caller must `leave` the call."""
         nbytes = check_size(data, self._limit)
         call.begin()
-        call.account.enter(nbytes)
+        call.context = context_of(call.identity)
+        connection, name = call.account, first_model(data)
+        call.charge_client(connection, name, nbytes)
         call.entered, call.nbytes, call.service = True, nbytes, self
         asked = self.reader.read(data)
-        check_infer(self.gate, call, call.identity, asked.model_name, asked.model_version)
-        call.context = context_of(call.identity)
+        if asked.model_name != name:
+            call.leave()
+            call.charge_client(connection, asked.model_name, nbytes)
+            call.entered = True
+        identity = call.context.identity
+        check_infer(self.gate, call, identity, asked.model_name, asked.model_version)
         found = self.engine.find(asked.model_name, asked.model_version)
         if found.decoupled:
             raise Unsupported(GRPC_NOT_DECOUPLED)
@@ -252,13 +269,14 @@ class StreamedCall(MessageCall):
     """
 
     __slots__ = (
-        "answered", "empty_final", "error", "executing", "found", "messages", "ordered", "paused",
-        "ready", "stream", "waiting",
+        "account", "answered", "empty_final", "error", "executing", "found", "messages", "ordered",
+        "paused", "ready", "stream", "waiting",
     )  # fmt: skip
 
     def __init__(self, stream: "StreamInfer") -> None:
         super().__init__("", "", "", {})
         self.stream = stream
+        self.account = stream.account
         self.found: Target | None = None
         self.empty_final: tuple[str, str] | None = None
         self.ordered = True
@@ -273,7 +291,12 @@ class StreamedCall(MessageCall):
     @property
     def payer(self) -> Payer:
         """Implements `Call.payer`."""
-        return self.stream.account
+        return self.account
+
+    @property
+    def named_client(self) -> str:
+        """Implements `MessageCall.named_client`."""
+        return self.stream.named_client
 
     def charge(self, nbytes: int) -> None:
         """Charge the decoded message; raises `Overloaded`."""
@@ -382,6 +405,7 @@ class StreamInfer:
         self._reader = reader
         self._peer = peer
         self._account = peer.account
+        self.named_client = peer.account.named(peer.metadata())
         self._answers = engine.admission.answers.of("grpc", INFER)
         self._give_up_bytes = give_up_bytes
         self.metadata = peer.metadata
@@ -460,7 +484,7 @@ class StreamInfer:
             if not slot.answered:
                 self._answers[CANCELLED] += 1
             if slot.executing:
-                self._account.leave(slot.nbytes)
+                slot.account.leave(slot.nbytes)
                 if not slot.answered:
                     slot.cancel()
         if later := slots[most:]:
@@ -472,11 +496,11 @@ class StreamInfer:
         """Release the charge of a request that has ended."""
         if slot.executing:
             slot.executing = False
-            self._account.leave(slot.nbytes)
+            slot.account.leave(slot.nbytes)
 
     def count_more(self, slot: StreamedCall, nbytes: int) -> None:
         """Charge further bytes of a request; raises `Overloaded`."""
-        self._account.grow(nbytes, slot.nbytes)
+        slot.account.grow(nbytes, slot.nbytes)
 
     def check(self, model: str, message: Message) -> None:
         """Raise `ServerError` for a response that is too large."""
@@ -647,7 +671,8 @@ class StreamInfer:
         """Charge a request; returns False if it is refused."""
         try:
             nbytes = check_size(data, self._limit)
-            self._account.enter(nbytes)
+            slot.context = context_of(self._client())
+            slot.charge_client(self._account, first_model(data), nbytes)
         except ServerError as error:
             slot.refuse(error)
             return False
@@ -655,17 +680,24 @@ class StreamInfer:
         slot.executing = True
         return True
 
+    def _client(self) -> Identity:
+        """The client, who may have changed; raises `ServerError`."""
+        if self._changes != self._gate.changes:
+            self._identity, self._changes = self._peer.identify(), self._gate.changes
+        return self._identity
+
     def _submit(self, slot: StreamedCall, data: Buffer) -> None:
         try:
             message = self._reader.read(data)
             slot.id = message.id
+            if message.model_name != first_model(data):
+                self.count_out(slot)
+                slot.charge_client(self._account, message.model_name, slot.nbytes)
+                slot.executing = True
             if self._fault:
                 raise InvalidRequest(self._fault)
-            if self._changes != self._gate.changes:
-                self._identity, self._changes = self._peer.identify(), self._gate.changes
             names = message.model_name, message.model_version
-            check_infer(self._gate, self._peer, self._identity, *names)
-            slot.context = context_of(self._identity)
+            check_infer(self._gate, self._peer, self._client(), *names)
             slot.found = found = self._engine.find(*names)
             if found.decoupled:
                 self._ordered.remove(slot)

@@ -24,8 +24,9 @@ from starlette.types import ASGIApp, Message
 
 from headrace.api.gate import Gate
 from headrace.core.tensors import Buffer
-from headrace.doors.http.head import MOST_HEADERS, URL_LIMIT, unquoted, without_upgrade
+from headrace.doors.http.head import MOST_HEADERS, URL_LIMIT, hops, unquoted, without_upgrade
 from headrace.doors.http.outgoing import Outgoing
+from headrace.engine.admission import Account
 from headrace.protocol.status import INTERNAL, INTERNAL_TEXT
 
 log = logging.getLogger(__name__)
@@ -412,6 +413,10 @@ class Requests:
             "headers": self._headers,
             "state": {},
         }
+        account: Account | None = scope.get(ACCOUNT)
+        if account is not None and account.server.proxies is not None:
+            named = account.named(hops(self._headers))
+            scope["client"] = (named, 0) if named else scope["client"]
         if self._names is not None:
             scope[NAMES] = self._names
         is_new = version == "1.1"

@@ -248,8 +248,11 @@ class Connection(asyncio.Protocol):
         """Implements `asyncio.Protocol`."""
         self.transport = stream = cast(asyncio.Transport, transport)
         self._state.connections.add(self)
-        self.client = client_of(transport)
         self._peer = peer_of(transport)
+        if self.client is None:
+            self.client = client_of(transport)
+        else:  # by the PROXY protocol
+            self._peer = self._peer._replace(address=self.client[0])
         if self._heads is not None:
             self._heads = self._heads.of(self._peer)
         account = self._admission.connect("http", self.client[0] if self.client else "")
@@ -647,6 +650,10 @@ class Connection(asyncio.Protocol):
             if direct is None or not head.is_plain or nbytes > self._limit:
                 request.open_whole(nbytes)
             else:
+                limited = self._admission.clients is not None
+                if limited:
+                    identity = request.context.identity
+                    request.account = self.account.of(identity, head.model, head.client)
                 request.account.enter(nbytes)
                 request.nbytes = nbytes
                 request.entered = True
@@ -658,6 +665,8 @@ class Connection(asyncio.Protocol):
                     request.model_name, request.model_version = head.key
                     request.outputs, request.parameters = (), {}
                     request.options = NO_OPTIONS
+                    if limited:
+                        request.account.take_rows(request.rows)
                     direct.submit(request)
                     return
         except Exception as error:
@@ -766,7 +775,7 @@ class Connection(asyncio.Protocol):
         request.close()
         self._answers[status] += 1
         if self.access_log:
-            client = self.client[0] if self.client else ""
+            client = self.account.client(request.head.client)
             log_access(client, "POST", request.head.path, status, request.begun, request.fields())
 
     # --- requests without an answer

@@ -106,7 +106,7 @@ class Exchange(Call):
     def __init__(self, limit: int, head: InferHead, account: Account) -> None:
         """`limit` bounds the body in bytes, also once it is decompressed.
 
-        `account` is the connection's.
+        `account` is the connection's, until the client and the model are known.
         """
         self.head = head
         self.account = account
@@ -125,6 +125,7 @@ class Exchange(Call):
         self._find()
         declared = self.head.length or 0
         self._check_size(declared)
+        self.account = self._client_account()
         self.account.begin(declared)
         self._held = True
 
@@ -138,9 +139,14 @@ class Exchange(Call):
         self._find()
         if nbytes > self._limit:
             self._check_size(nbytes)
+        self.account = self._client_account()
         self.account.enter(nbytes)
         self.nbytes = nbytes
         self.entered = True
+
+    def _client_account(self) -> Account:
+        head = self.head
+        return self.account.of(self.context.identity, head.model, head.client)
 
     def _check_size(self, declared: int) -> None:
         if declared > self._limit:

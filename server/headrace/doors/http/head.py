@@ -24,6 +24,7 @@ END = b"\r\n\r\n"  # of a head
 # A server may ignore an upgrade request, which clients such as Java's send with every request. The
 # parser would accept it and end the request before its body.
 _UPGRADE = re.compile(rb"(?im)^(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n")
+_HOPS = frozenset({b"forwarded", b"x-forwarded-for"})
 _UNITS = 4  # of `Turns.share`, of a request with a short body
 
 
@@ -32,11 +33,11 @@ class InferHead:
     """The head of an infer request; `length` is None for a chunked body.
 
     `version` is "" if the path names none. `json_size` and the encodings are the headers' text.
-    `arrow` is true for an Arrow stream as the body, `arrow_back` for one as the answer.
-    `entrance` is the request's entrance to the engine, `headers` are all headers. `timeout` is as
-    in `Call`: microseconds, 0 for none. `told` are parameters for models, made from headers, unless
-    a `fault` is set, for which the request is refused. `context` has the client, who may run the
-    model.
+    `arrow` is true for an Arrow stream as the body, `arrow_back` for one as the answer. `client` is
+    the address that a proxy names, to be believed if it is trusted. `entrance` is the request's
+    entrance to the engine, `headers` are all headers. `timeout` is as in `Call`: microseconds, 0
+    for none. `told` are parameters for models, made from headers, unless a `fault` is set, for
+    which the request is refused. `context` has the client, who may run the model.
     """
 
     entrance: Entrance
@@ -53,6 +54,7 @@ class InferHead:
     fault: str = ""
     arrow: bool = False
     arrow_back: bool = False
+    client: str = ""
     context: CallContext = NO_CONTEXT
 
     key: tuple[str, str] = field(init=False)  # model and version
@@ -102,6 +104,8 @@ def head_of(
 ) -> InferHead:
     """The head of a request to the model and version of a path; raises `InvalidRequest`."""
     values = {name: value.decode("latin-1") for name, value in headers}
+    proxies = entrance.admission.proxies
+    client = "" if proxies is None else proxies.client(hops(headers))
     length: int | None = None
     if b"transfer-encoding" not in values:
         text = values.get(b"content-length", "0").strip(" \t")
@@ -125,7 +129,18 @@ def head_of(
         *told,
         arrow,
         arrow_back,
+        client,
     )
+
+
+def hops(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The headers by which proxies name clients, each as one list."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        if name in _HOPS:
+            key, text = name.decode(), value.decode("latin-1")
+            found[key] = f"{found[key]},{text}" if key in found else text
+    return found
 
 
 def passed(

@@ -60,7 +60,10 @@ class HttpServer:
     def start(self) -> None:
         """Start serving."""
         failed = self._state.admission.fail_accept
-        self._acceptors = [Acceptor(one, self._connection, failed) for one in self._listeners]
+        proxies = self._state.admission.proxies
+        self._acceptors = [
+            Acceptor(one, self._connection, failed, proxies=proxies) for one in self._listeners
+        ]
         for acceptor in self._acceptors:
             acceptor.start()
         self._check_time()

@@ -26,8 +26,8 @@ FUNCTIONS: OptionalPart[Callable[[dict[str, Any]], Any]] = OptionalPart("functio
 
 # Parameters read by the server; the model itself may read any.
 PARAMETERS = WORKER_PARAMETERS | {
-    "batching", "execution", "function", "max_concurrency", "overload_delay_ms", "split_requests",
-    "strict_outputs",
+    "batching", "execution", "fair_share", "function", "max_concurrency", "overload_delay_ms",
+    "split_requests", "strict_outputs",
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.core.errors import Unauthenticated
 from headrace.core.identity import Access, Identity, PeerFacts
+from headrace.core.quotas import Quotas
 from headrace.plugins.access.certificates import identity_of
 from headrace.plugins.access.document import InvalidAccess
 from headrace.plugins.access.keys import digest
@@ -87,6 +88,11 @@ class FileAccess:
             self._first_end = identity.expires
             self._set_timer()
         return identity
+
+    @property
+    def quotas(self) -> Quotas | None:
+        """Implements `Access.quotas`."""
+        return self._rules.quotas
 
     def watch(self, changed: Callable[[], object]) -> None:
         """Call `changed`, on the event loop, whenever identities may have become invalid."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.identity import EVERYTHING, Identity, PeerFacts, Permission, Role
+from headrace.core.quotas import Quotas
 from headrace.plugins.access.certificates import (
     ATTRIBUTES,
     NAMES,
@@ -18,6 +19,7 @@ from headrace.plugins.access.certificates import (
 )
 from headrace.plugins.access.document import InvalidAccess, Section
 from headrace.plugins.access.keys import read_hash
+from headrace.plugins.access.quotas import InvalidQuota, read_quotas
 
 if TYPE_CHECKING:
     from headrace.plugins.access.tokens import IssuerRule
@@ -66,7 +68,7 @@ class AccessRules:
     certificates: tuple[CertificateRule, ...] = ()
     peers: tuple[PeerRule, ...] = ()
     anonymous: Identity | None = None
-    quotas: Sequence[Mapping[str, Any]] = ()
+    quotas: Quotas | None = None
     files: tuple[Path, ...] = ()
 
     def peer(self, facts: PeerFacts) -> Identity | None:
@@ -114,11 +116,20 @@ def parse_rules(path: Path, text: str) -> AccessRules:
         certificates=tuple(reader.certificate(table) for table in whole.sections("certificates")),
         peers=tuple(reader.peer(table) for table in whole.sections("peers")),
         anonymous=reader.anonymous(whole.section("anonymous")) if whole.has("anonymous") else None,
-        quotas=[table.members() for table in whole.sections("quotas")],
+        quotas=_quotas(list(whole.sections("quotas"))),
         files=tuple(files),
     )
     whole.end()
     return found
+
+
+def _quotas(tables: Sequence[Section]) -> Quotas | None:
+    try:
+        return read_quotas([table.members() for table in tables]) if tables else None
+    except InvalidQuota as error:
+        named = f"'{error.key}': {error.text}" if error.key else error.text
+        key = error.key if tables[error.position].has(error.key) else ""
+        raise tables[error.position].error(named, key) from None
 
 
 def _role(table: Section) -> Role:

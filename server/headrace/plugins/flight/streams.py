@@ -111,8 +111,9 @@ class BatchCall(DoorCall):
         """Implements `Call.remaining`."""
         return self.stream.peer.remaining()
 
-    def admit(self, nbytes: int) -> None:
-        """Charge the batch; raises `ServerError`."""
+    def admit(self, model: str, nbytes: int) -> None:
+        """Charge the batch to a model; raises `ServerError`."""
+        self.account = self.account.of(self.context.identity, model)
         self.account.enter(nbytes)
         self.nbytes, self._entered = nbytes, True
 
@@ -218,7 +219,7 @@ class TableStream(StreamSession):
             slot = BatchCall(self, self._account, self._answers)
             self._slots.append(slot)
             try:
-                slot.admit(len(message))
+                slot.admit(self._model[0], len(message))
             except ServerError as error:
                 slot.fail(error)
                 return

@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import orjson
+
 from headrace.api.header_rules import HeaderRules
+from headrace.core.identity import Identity, Role
 from headrace.core.limits import Shares
 from headrace.doors.clients import DoorsConfig, GrpcConfig, HttpConfig
 from headrace.doors.grpc.options import GrpcOptions, TlsFiles
@@ -12,8 +15,20 @@ from headrace.engine.entrance import CONTEXT_HEADERS
 from headrace.observability.logs import LogSettings
 from headrace.protocol.http2.keep_alive import KeepAlive
 
-IDENTITY_FIELD = ":identity"  # beside a request's headers on the link: `KIND:NAME` of the client
+IDENTITY_FIELD = ":identity"  # beside a request's headers on the link: `told_of` the client
 ADDRESS_FIELD = ":address"  # likewise, if inference is recorded: the address of the client
+
+
+def told_of(identity: Identity) -> str:
+    """A client as JSON: its kind, its name, and the names of its roles."""
+    roles = [role.name for role in identity.roles]
+    return orjson.dumps([identity.kind, identity.name, *roles]).decode()
+
+
+def identity_told(text: str) -> Identity:
+    """The client of `told_of`, whose roles permit nothing: it has passed the gate already."""
+    kind, name, *roles = orjson.loads(text)
+    return Identity(name, kind, [Role(role, frozenset(), ()) for role in roles])
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +42,7 @@ class FrontendConfig:
     max_response_bytes: int
     max_object_bytes: int
     logs: LogSettings
+    quotas: Sequence[Mapping[str, Any]] | None = None  # of connections, as `quotas_document`
 
     def document(self) -> dict[str, Any]:
         """The configuration as a JSON document."""

@@ -33,7 +33,7 @@ from headrace.core.call import (
     Timing,
 )
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
-from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.errors import Allowance, InvalidRequest, QuotaExceeded, ServerError
 from headrace.core.tensors import Array, Buffer, Tensor, element_count, elsewhere, raw_bytes
 from headrace.core.texts import bounded
 from headrace.ipc.frames import BrokenFrame
@@ -57,6 +57,7 @@ class LinkKind(IntEnum):
     ANSWERS = 11  # counters of answers since the last such frame
     TAKEN = 12  # a file from the engine now belongs to the front end: its size
     AUDIT = 13  # an entry for the audit
+    QUOTA_REFUSED = 14  # counters of requests refused for quotas, since the last such frame
     # To the front end.
     SETUP = 16  # configuration: the first frame
     RESPONSE = 17
@@ -73,6 +74,7 @@ class LinkKind(IntEnum):
     ELSEWHERE = 28  # bytes held by other processes against the common limit
     TLS = 29  # read certificate and key again
     RULES = 30  # header rules of the doors
+    QUOTAS = 31  # quotas of clients' connections
 
 
 class Flag(IntFlag):
@@ -89,7 +91,8 @@ class Flag(IntFlag):
     ARROW = 128  # of a raw request: its bytes are an Arrow stream
 
 
-_REQUEST = Struct("<QQI")  # nbytes, deadline in ns of the monotonic clock or 0, size of the id
+# nbytes, deadline in ns of the monotonic clock or 0, sizes of the id and of the client's address
+_REQUEST = Struct("<QQII")
 _RESPONSE = Struct("<QQII")  # the timing, size of the id
 _unpack_request = _REQUEST.unpack_from
 _unpack_response = _RESPONSE.unpack_from
@@ -133,7 +136,9 @@ class RequestWriter:
         id = request.id.encode(errors="replace")
         seconds = request.remaining()
         deadline = monotonic_ns() + int(seconds * 1e9) if seconds else 0
-        pieces: list[Buffer] = [_REQUEST.pack(request.nbytes, deadline, len(id)) + id]
+        client = b"" if (payer := request.payer) is None else payer.origin.encode()
+        numbers = _REQUEST.pack(request.nbytes, deadline, len(id), len(client))
+        pieces: list[Buffer] = [numbers + id + client]
         layout = _add_tensors(pieces, request.inputs.values())
         if headers or request.parameters or request.options[:_SENT] != _PLAIN:
             return _request_meta(request, layout, headers), pieces
@@ -171,6 +176,9 @@ class ResponseWriter:
 def error_parts(error: ServerError, version: str) -> tuple[bytes, bytes]:
     """`meta` and `rest` of an error; `version` is the model version that was to answer, or ""."""
     kind = type(error).__name__
+    if isinstance(error, QuotaExceeded) and error.allowance is not None:
+        details = orjson.dumps([error.retry_after, error.until, [*error.allowance]])
+        return f"{kind} {version} ".encode() + details, bounded(str(error)).encode()
     numbers = (error.retry_after, *(error.spent or ()))
     meta = f"{kind if kind in _CLASSES else ''} {version} {' '.join(map(str, numbers))}"
     return meta.encode(), bounded(str(error)).encode()
@@ -270,11 +278,12 @@ class RequestReader:
         position = _REQUEST.size
         if position > len(rest):
             raise BrokenFrame("the numbers are not there")
-        nbytes, _, id_size = _unpack_request(rest)
+        nbytes, _, id_size, client_size = _unpack_request(rest)
         id = ""
         if id_size:
             position += id_size
             id = _text(rest, position - id_size, position)
+        position += client_size
         inputs = {t.name: t for t in _tensors(template.layout, rest, position)}
         model, version, outputs, options, headers = template.common
         if raw is not None:
@@ -283,6 +292,13 @@ class RequestReader:
             headers, model, version, id, inputs, outputs, dict(template.parameters), options,
             nbytes,
         )  # fmt: skip
+
+
+def origin_of(rest: Buffer) -> str:
+    """The client's address from a request's `rest`; "" if not known."""
+    _, _, id_size, size = _unpack_request(rest)
+    start = _REQUEST.size + id_size
+    return _text(rest, start, start + size)
 
 
 def deadline_of(rest: Buffer) -> int:
@@ -320,12 +336,22 @@ def read_error(meta: bytes, text: bytes) -> tuple[ServerError | None, str]:
     version, *numbers = rest.split(" ")
     if kind not in _CLASSES:
         return None, version
+    if numbers and numbers[0].startswith("["):
+        return _quota_exceeded(text.decode(errors="replace"), numbers[0]), version
     error = _CLASSES[kind](text.decode(errors="replace"))
     try:
         error.retry_after, *spent = map(int, numbers)
         return error.of_request(*spent) if spent else error, version
     except (ValueError, TypeError):
         raise BrokenFrame(f"an error with the numbers {numbers}") from None
+
+
+def _quota_exceeded(text: str, details: str) -> QuotaExceeded:
+    try:
+        seconds, until, allowance = orjson.loads(details)
+        return QuotaExceeded(text, seconds, Allowance(*allowance), until)
+    except (ValueError, TypeError):
+        raise BrokenFrame(f"an error with the details {details}") from None
 
 
 def _request_template(document: Any) -> _LinkTemplate:

@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,7 +33,7 @@ from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import handed_on
 from headrace.core.blocks import BLOCKS
 from headrace.core.call import Call, Raw
-from headrace.core.errors import ExecutionFailed, LoadFailed, ServerError
+from headrace.core.errors import ExecutionFailed, LoadFailed, QuotaExceeded, ServerError
 from headrace.core.identity import ANYONE, NO_PEER
 from headrace.core.process import allow_many_files, serve_promptly
 from headrace.core.tensors import Buffer
@@ -44,6 +45,7 @@ from headrace.doors.http.generate import inference_routes
 from headrace.doors.http.infer import BareRoute, Disconnected
 from headrace.doors.listeners import CLOSED, bind
 from headrace.engine.admission import Admission, Held
+from headrace.engine.client_accounts import QuotaClients
 from headrace.engine.entrance import NOTHING_KNOWN, Readiness
 from headrace.ipc.allocation import keep_memory
 from headrace.ipc.frames import IN_FILE, INLINE, BrokenFrame, Header
@@ -51,11 +53,13 @@ from headrace.observability.audit import AuditEntry
 from headrace.observability.logs import Logs, LogSettings
 from headrace.observability.statistics import Grown
 from headrace.plugins.frontends.channel import FrameChannel
+from headrace.plugins.frontends.clients import FrontEndClients, read_document
 from headrace.plugins.frontends.config import (
     ADDRESS_FIELD,
     IDENTITY_FIELD,
     FrontendConfig,
     LinkHeaders,
+    told_of,
 )
 from headrace.plugins.frontends.link_infer import (
     Flag,
@@ -108,7 +112,7 @@ class RemoteTarget:
         call.started = True  # for all that is known here, until the engine says otherwise
         headers: dict[str, str] = {}
         if (identity := call.context.identity) is not ANYONE:
-            headers[IDENTITY_FIELD] = f"{identity.kind}:{identity.name}"
+            headers[IDENTITY_FIELD] = told_of(identity)
         if self._link.tells_addresses and call.payer is not None:
             headers[ADDRESS_FIELD] = call.payer.origin
         if (wanted := self._link.headers) is not None:
@@ -147,6 +151,7 @@ class EngineSession:
         """`on_setup` receives the configuration, `on_drain` the seconds left to end."""
         self.headers: LinkHeaders | None = None  # headers that requests must carry
         self.tells_addresses = False  # of clients, with their requests
+        self.quotas: Sequence[Mapping[str, Any]] | None = None  # as `quotas_document`
         self._on_setup = on_setup
         self._on_drain = on_drain
         self.readiness = Readiness(lambda: self._serves)  # the server's readiness as last reported
@@ -247,6 +252,22 @@ class EngineSession:
             self._scheduled = True
             self._loop.call_soon(self._report)
 
+    def limit_clients(self) -> None:
+        """Apply the quotas that the engine has sent."""
+        admission, quotas = self._admission, read_document(self.quotas)
+        before = admission.clients if isinstance(admission.clients, QuotaClients) else None
+        clients = None
+        if quotas is not None:
+            clients = FrontEndClients(quotas, admission.quota_refused, before)
+        admission.limit_clients(clients)
+
+    def refused(self, counts: Counter[tuple[str, str]]) -> None:
+        """Report requests refused here for quotas since the last report."""
+        if counts:
+            rows = [(quota, limit, count) for (quota, limit), count in counts.items()]
+            self._channel.send(LinkKind.QUOTA_REFUSED, 0, orjson.dumps(rows))
+            counts.clear()
+
     def watch(self, admission: Admission) -> None:
         """Report the counters of `admission` beyond those that the engine has."""
         self._admission = admission
@@ -313,7 +334,9 @@ class EngineSession:
         elif header.kind is LinkKind.HEADERS:
             self.headers = LinkHeaders(**orjson.loads(meta)) or None
         elif header.kind is LinkKind.SETUP:
-            self._on_setup(orjson.loads(meta))
+            document = orjson.loads(meta)
+            self.quotas = document.get("quotas")
+            self._on_setup(document)
         elif header.kind is LinkKind.LOGS:
             self.logs = LogSettings(**orjson.loads(meta))
             if self.on_logs is not None:
@@ -325,6 +348,9 @@ class EngineSession:
             self.rules = [HeaderRules(**rules[door]) for door in ("http_rules", "grpc_rules")]
             if self.on_rules is not None:
                 self.on_rules(*self.rules)
+        elif header.kind is LinkKind.QUOTAS:
+            self.quotas = orjson.loads(meta)
+            self.limit_clients()
         elif header.kind is LinkKind.READINESS:
             self._serves = bool(header.number)
             self.readiness.may_have_changed()
@@ -372,6 +398,9 @@ class EngineSession:
             waiting.name = version or waiting.name
             call, waiting.call = waiting.call, None
             call.started = not header.flags & (Flag.REFUSE | Flag.UNBEGUN)
+            clients = self._admission.clients
+            if isinstance(error, QuotaExceeded) and isinstance(clients, FrontEndClients):
+                clients.note(call, error)
             if header.flags & Flag.REFUSE:
                 call.refuse(error)
             else:
@@ -533,6 +562,7 @@ async def _serve(sock: socket.socket) -> int:
         config.max_object_bytes,
     )  # fmt: skip
     link.watch(admission)
+    link.limit_clients()
     doors = ClientDoors(admission, config.doors)
     if config.doors.audited:
         doors.record(link.record)
@@ -562,6 +592,7 @@ async def _serve(sock: socket.socket) -> int:
             link.unlogged(logs.dropped - told)
             told = logs.dropped
         link.answered(admission.answers.take())
+        link.refused(admission.quota_refused)
         link.report_soon()  # includes connections, whose changes are not reported at once
 
     while not (await asyncio.wait([drain], timeout=_COUNT_SECS))[0]:

@@ -10,10 +10,11 @@ that the front end has not taken yet, and for what it reports to hold besides.
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from sys import maxsize
 from time import monotonic_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive
@@ -23,11 +24,13 @@ from headrace.api.handlers import BareCall
 from headrace.api.operations import by_procedure
 from headrace.core.call import Call, CallContext, InferResponse, Raw, context_of
 from headrace.core.errors import ServerError, Unsupported
-from headrace.core.identity import Identity, PeerFacts
+from headrace.core.identity import PeerFacts
+from headrace.core.limits import Payer
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Unary
 from headrace.doors.http.asgi import PEER
-from headrace.engine.admission import Account, Held
+from headrace.engine.admission import Account, Clients, Held
+from headrace.engine.client_accounts import ClientAccount
 from headrace.engine.entrance import (
     GIVE_UP_BYTES,
     GRPC_NOT_DECOUPLED,
@@ -40,7 +43,12 @@ from headrace.engine.entrance import (
 from headrace.ipc.frames import INLINE, BrokenFrame, Header
 from headrace.observability.audit import AuditEntry, Record
 from headrace.plugins.frontends.channel import FrameChannel
-from headrace.plugins.frontends.config import ADDRESS_FIELD, IDENTITY_FIELD, LinkHeaders
+from headrace.plugins.frontends.config import (
+    ADDRESS_FIELD,
+    IDENTITY_FIELD,
+    LinkHeaders,
+    identity_told,
+)
 from headrace.plugins.frontends.link_infer import (
     Flag,
     LinkKind,
@@ -49,6 +57,7 @@ from headrace.plugins.frontends.link_infer import (
     deadline_of,
     error_parts,
     numbers_rest,
+    origin_of,
     read_numbers,
 )
 
@@ -153,12 +162,23 @@ _PAUSE_BYTES = 1 << 20  # unread by the front end above which models are asked t
 _BY_CLIENT, _BY_LINK = 1, 2  # the reasons for pausing a model
 
 
+class RemotePayer(NamedTuple):
+    """A client of a front end, of which the engine knows the address alone."""
+
+    origin: str
+    requests: int = maxsize  # not known, so that none has turns before others
+    weight: float = 1.0
+
+    def take_rows(self, rows: int) -> None:
+        """Implements `Payer.take_rows`."""
+
+
 class FrontEndCall(Call):
     """A call from a front end."""
 
     __slots__ = (
-        "_held_by", "_told", "door", "found", "headers", "host", "refusal", "tag", "until",
-        "version",
+        "_held_by", "_told", "account", "door", "found", "headers", "host", "origin", "refusal",
+        "tag", "until", "version",
     )  # fmt: skip
 
     def __init__(
@@ -176,6 +196,8 @@ class FrontEndCall(Call):
         super().__init__(*asked)
         self.headers = headers
         self.host = host
+        self.account = host.account
+        self.origin = ""  # the client's address
         self.tag = tag
         self.door, self.refusal = "GRPC", GRPC_NOT_DECOUPLED
         if flags & _WEB:
@@ -187,6 +209,13 @@ class FrontEndCall(Call):
         self.until = 0  # the client's deadline in ns of the monotonic clock; 0: none
         self._told = False  # the front end knows that the model is decoupled
         self._held_by = 0
+
+    @property
+    def payer(self) -> Payer:
+        """Implements `Call.payer`."""
+        if isinstance(self.account, ClientAccount):
+            return self.account
+        return RemotePayer(self.origin)
 
     def header(self, name: str) -> str:
         """Implements `Call.header`, for the headers that the engine has asked for."""
@@ -293,7 +322,8 @@ class FrontEndSession:
         self._audit = record
         self._contexts: dict[str, CallContext] = {}  # of clients, by what the link says of them
         self.admission = engine.admission
-        self._account = Account(engine.admission)
+        self.account = Account(engine.admission)
+        self._clients: Clients | None = None  # those that keep accounts for this link
         self._moved = moved
         self._ready = ready
         self._lost = lost
@@ -301,9 +331,9 @@ class FrontEndSession:
         self._elsewhere = 0  # bytes held by others, as last reported
         self._under_way: dict[int, FrontEndCall | ForwardedCall] = {}
         self._paused: set[FrontEndCall] = set()  # calls paused until the front end reads
-        self._unread = Account(self._account)
+        self._unread = Account(self.account)
         self.channel = FrameChannel(
-            sock, self._take, self._on_lost, self._unread.owe, self._account.count
+            sock, self._take, self._on_lost, self._unread.owe, self.account.count
         )
 
     def set_up(self, document: object) -> None:
@@ -322,6 +352,10 @@ class FrontEndSession:
         """Send the front end other header rules: `http_rules` and `grpc_rules`."""
         self.channel.send(LinkKind.RULES, 0, orjson.dumps(document))
 
+    def tell_quotas(self, document: Sequence[Mapping[str, Any]] | None) -> None:
+        """Send quotas of connections, None for no quotas."""
+        self.channel.send(LinkKind.QUOTAS, 0, orjson.dumps(document))
+
     def tell_ready(self, ready: bool) -> None:
         """Send the server's readiness."""
         self.channel.send(LinkKind.READINESS, int(ready))
@@ -333,7 +367,7 @@ class FrontEndSession:
     def tell_elsewhere(self) -> None:
         """Send the bytes held by others, if they changed by 1/64 of the limit."""
         server = self.admission
-        now, told = server.bytes - self._account.bytes, self._elsewhere
+        now, told = server.bytes - self.account.bytes, self._elsewhere
         step = max(server.max_bytes // 64, 1)
         if server.max_bytes and (abs(now - told) >= step or (told and not now)):
             self._elsewhere = now
@@ -351,12 +385,12 @@ class FrontEndSession:
     def leave(self, call: FrontEndCall) -> None:
         """Remove a call from the account."""
         if self._under_way.pop(call.tag, None) is not None:
-            self._account.leave(call.nbytes)
+            call.account.leave(call.nbytes)
             if call.nbytes > INLINE:
                 self._moved()
 
     def _grow(self, call: FrontEndCall, nbytes: int) -> None:
-        self._account.grow(nbytes, call.nbytes)
+        call.account.grow(nbytes, call.nbytes)
         call.nbytes += nbytes
 
     def pause(self, call: FrontEndCall) -> None:
@@ -388,13 +422,14 @@ class FrontEndSession:
             item.cancel()
         self._under_way.clear()
         self._unread.owe(0)
+        self._forget_clients(None)
         # Counts of requests given up or refused remain after its end.
         self._hold(self._held.ended())
 
     def _hold(self, held: Held) -> None:
         """Note what the front end holds: requests not submitted, or answers not read by clients."""
         before, self._held = self._held, held
-        self.admission.count_process(self._account, before, held)
+        self.admission.count_process(self.account, before, held)
         self._moved()
 
     def _take(self, header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
@@ -431,6 +466,12 @@ class FrontEndSession:
                 raise BrokenFrame(f"counts that make no sense: {error}") from None
         elif kind is LinkKind.AUDIT:
             self._record(meta)
+        elif kind is LinkKind.QUOTA_REFUSED:
+            try:
+                for quota, limit, count in orjson.loads(meta):
+                    self.admission.quota_refused[quota, limit] += count
+            except (ValueError, TypeError) as error:
+                raise BrokenFrame(f"counts that make no sense: {error}") from None
         elif kind is LinkKind.READY:
             self._ready()
         else:
@@ -440,7 +481,7 @@ class FrontEndSession:
         number, flags = header.number, header.flags
         if number in self._under_way:
             raise BrokenFrame(f"a second request of number {number}")
-        entered = -1
+        entered, call = -1, None
         raw: Raw | None = None
         if flags & _RAW:
             raw = Raw.GENERATE if flags & Flag.GENERATE else Raw.INFER
@@ -451,6 +492,7 @@ class FrontEndSession:
                 partial(FrontEndCall, self, number, flags),
             )  # fmt: skip
             call.until = deadline_of(rest)
+            call.origin = origin_of(rest)
             if told := call.headers.get(IDENTITY_FIELD):
                 call.context = self._context(told)
             if address := call.headers.get(ADDRESS_FIELD):
@@ -459,7 +501,8 @@ class FrontEndSession:
             if found.decoupled and call.refusal:
                 raise Unsupported(call.refusal)
             call.routed(found)
-            self._account.enter(call.nbytes)
+            call.account = self._account_of(call)
+            call.account.enter(call.nbytes)
             entered = call.nbytes
             if entered > INLINE:
                 self._moved()
@@ -470,8 +513,8 @@ class FrontEndSession:
                 found.submit(call)
         except Exception as error:  # also of a frame that cannot be read: others follow it
             self._under_way.pop(number, None)
-            if entered >= 0:
-                self._account.leave(entered)
+            if entered >= 0 and call is not None:
+                call.account.leave(entered)
             if not isinstance(error, ServerError):
                 log.error("bug in a request of a front end", exc_info=error)
             # A second name of it would be a cycle by way of its traceback, and keep the request.
@@ -486,14 +529,27 @@ class FrontEndSession:
         if self._audit is not None:
             self._audit(entry)
 
+    def _account_of(self, call: FrontEndCall) -> Account:
+        """The account of a call's client below the front end's; raises `QuotaExceeded`."""
+        clients = self.admission.clients
+        if clients is not self._clients:
+            self._forget_clients(clients)
+        if clients is None:
+            return self.account
+        return clients.account(self.account, call.context.identity, call.origin, call.model_name)
+
+    def _forget_clients(self, clients: Clients | None) -> None:
+        if self._clients is not None:
+            self._clients.leave(self.account)
+        self._clients = clients
+
     def _context(self, told: str) -> CallContext:
         """The context of a client's calls; they have passed the gate in the front end."""
         found = self._contexts.get(told)
         if found is None:
             if len(self._contexts) >= _CLIENTS:
                 self._contexts.clear()
-            kind, _, name = told.partition(":")
-            found = self._contexts[told] = context_of(Identity(name, kind, ()))
+            found = self._contexts[told] = context_of(identity_told(told))
         return found
 
     def _call(self, number: int, meta: bytes, rest: Buffer) -> None:

@@ -19,11 +19,13 @@ from starlette.types import ASGIApp
 from headrace.api.handlers import unary_handlers
 from headrace.api.header_rules import HeaderRules
 from headrace.core.process import is_private
+from headrace.core.quotas import Quotas
 from headrace.doors.clients import DoorsConfig
 from headrace.engine.engine import Engine
 from headrace.observability.logs import LogSettings
 from headrace.placement.child_process import ChildProcess, RestartPolicy
 from headrace.placement.worker.python_options import passed_environment
+from headrace.plugins.frontends.clients import quotas_document
 from headrace.plugins.frontends.config import FrontendConfig, LinkHeaders
 from headrace.plugins.frontends.session import FrontEndSession
 
@@ -189,6 +191,12 @@ class Supervisor:
         self.document["doors"] |= rules
         for session in self._sessions:
             session.change_rules(rules)
+
+    def limit_clients(self, quotas: Quotas | None) -> None:
+        """Apply quotas in all front ends, including those started later."""
+        self.document["quotas"] = quotas_document(quotas)
+        for session in self._sessions:
+            session.tell_quotas(self.document["quotas"])
 
     @property
     def unlogged(self) -> int:

@@ -30,7 +30,7 @@ from headrace.doors.grpc.call import (
 )
 from headrace.doors.grpc.inference import InferCall
 from headrace.doors.grpc.options import LEVELS, GrpcOptions, TlsFiles
-from headrace.engine.admission import Admission, ConnectionAccount
+from headrace.engine.admission import Account, Admission, ConnectionAccount
 from headrace.protocol.grpc import CANCELLED
 from headrace.protocol.parameters import TIMING, exact_timing, time_of
 from headrace.protocol.status import BEGUN, INTERNAL, INTERNAL_TEXT, STATUS, begun_field
@@ -53,7 +53,7 @@ class _AioCall:
         self, context: Any, account: ConnectionAccount, handlers: Handlers, path: str
     ) -> None:
         self._context = context
-        self.account = account
+        self.account: Account = account
         self._handlers, self._path = handlers, path
         self._identity = ANYONE
         self._metadata: dict[str, str] | None = None
@@ -93,6 +93,11 @@ class _AioCall:
 
 class _UnaryCall(_AioCall, InferCall):
     """A unary call, answered by a direct handler while a coroutine awaits it."""
+
+    @property
+    def named_client(self) -> str:
+        """Implements `MessageCall.named_client`."""
+        return self.account.named(self.metadata())
 
     def __init__(
         self, context: Any, account: ConnectionAccount, handlers: Handlers, path: str

@@ -54,7 +54,7 @@ _NOT_LINKED = frozenset({_CONFIG, "configs"})
 # Parameters read here: of any model, and of an upstream model.
 _OWN_PARAMETERS = TRITON_PARAMETERS | {
     "execution", "batching", "split_requests", "traffic", "fail_over", "fail_over_instances",
-    "fail_over_queue_size", "overload_delay_ms",
+    "fail_over_queue_size", "fair_share", "overload_delay_ms",
 }  # fmt: skip
 _ODD = re.compile(r"[^A-Za-z0-9._@+-]")
 

@@ -216,6 +216,11 @@ class InferRpc(UnaryRpc, InferCall):
             self.guard(error)
         return True
 
+    @property
+    def named_client(self) -> str:
+        """Implements `MessageCall.named_client`."""
+        return self.head.client
+
     def memory(self, length: int, first: memoryview) -> memoryview:
         """Memory for the message: where its model's workers read it, if it is like earlier ones."""
         service: Any = self.head.handler
@@ -240,9 +245,14 @@ class InferRpc(UnaryRpc, InferCall):
         direct = found.direct
         if direct is None or (rows := direct.known.get(template)) is None:
             return False
+        if limited := self._context.admission.clients is not None:
+            named = self.head.client
+            self.account = self.account.of(context.identity, self.model_name, named)
         self.account.enter(nbytes)
         self.nbytes = nbytes
         self.entered = True
+        if limited:
+            self.account.take_rows(rows)
         self.noted = self.model_name, found.name, self.id
         self._direct, self.service = direct, service
         self.rows = rows

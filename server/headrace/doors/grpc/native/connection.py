@@ -32,7 +32,7 @@ from headrace.doors.grpc.call import (
 )
 from headrace.doors.grpc.options import INFERENCE, LEVELS, GrpcOptions
 from headrace.doors.listeners import client_of, peer_of
-from headrace.engine.admission import Admission, ConnectionAccount
+from headrace.engine.admission import Account, Admission, ConnectionAccount
 from headrace.engine.entrance import Progress
 from headrace.engine.workbench import LARGE, Job
 from headrace.protocol.compression import (
@@ -98,6 +98,9 @@ class RpcHead(CallHead):
         super().__init__(headers)
         self._size = _HEAD_SIZE + sum(map(len, self.metadata.values()))
         connection.hold(self._size)
+        self.client = ""  # the address that a trusted proxy names
+        if context.admission.proxies is not None:
+            self.client = connection.account.named(self.metadata)
         self.kind, self.handler = context.procedures.get(self.path, (RefusedRpc, None))
         self.largest = context.handlers.limits.get(self.path, context.max_message)
         # Counters by status for calls with this head.
@@ -207,11 +210,11 @@ class Rpc(MessageStream):
         self.head = head
         self._connection = connection = head.connection
         self._context = context = connection.context
-        self.account = connection.account
+        self.account: Account = connection.account
         self.expected = head.content_length
         if context.access_log:
             self._begun = perf_counter()
-            self.client = connection.peer
+            self.client = head.client or connection.peer
         if head.timeout is not None:
             self._deadline = context.loop.time() + head.timeout
             self._timer = context.loop.call_at(self._deadline, self._expire)
@@ -620,7 +623,10 @@ class GrpcConnection(Http2Protocol):
     Reading pauses while the client does not read, which bounds what is queued.
     """
 
+    account: ConnectionAccount
+    context: ServerContext
     http2: ServerConnection
+    peer: str
 
     def __init__(self, context: ServerContext) -> None:
         http2 = ServerConnection(
@@ -630,6 +636,7 @@ class GrpcConnection(Http2Protocol):
         )  # fmt: skip
         super().__init__(http2, context.loop, context.buffer, context.admission.turns)
         self.context = context
+        self.client: tuple[str, int] | None = None  # as the PROXY protocol names it
         self.peer = ""  # the client's address, without its port
         self.peer_facts = NO_PEER
         self.account = context.nobody  # until the connection is admitted
@@ -649,9 +656,9 @@ class GrpcConnection(Http2Protocol):
     def admit(self) -> bool:
         """Count the connection if it is within the limit."""
         context = self.context
-        client = client_of(self._transport)
+        client = self.client or client_of(self._transport)
         self.peer = client[0] if client else ""
-        self.peer_facts = peer_of(self._transport)
+        self.peer_facts = peer_of(self._transport)._replace(address=self.peer)
         account = context.admission.connect(context.door, self.peer)
         if account is None:
             return False

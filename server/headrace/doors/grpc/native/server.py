@@ -66,7 +66,7 @@ class NativeServer(ServerContext):
             acceptor = Acceptor(
                 listener, lambda: GrpcConnection(self), self.admission.fail_accept,
                 None if listener.family == socket.AF_UNIX else self._tls,
-                PREFACE_SECS, self.admission.has_room,
+                PREFACE_SECS, self.admission.has_room, self.admission.proxies,
             )  # fmt: skip
             acceptor.start()
             self._acceptors.append(acceptor)
