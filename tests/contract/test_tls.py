@@ -205,6 +205,45 @@ def test_mutual_tls(small_repository: Path, carrier: str) -> None:
         assert run(*given).returncode == 1
 
 
+@pytest.mark.parametrize("carrier", ["default", "frontends"])
+def test_identities_by_certificate(small_repository: Path, tmp_path: Path, carrier: str) -> None:
+    """A client with a certificate has the role of its rule, and one without has none."""
+    access = tmp_path / "access.toml"
+    access.write_text(
+        '[roles.all]\nmay = "*"\n[anonymous]\nroles = []\n'
+        '[[certificates]]\nsubject = { CN = "localhost" }\nroles = ["all"]\n'
+    )
+    options = [f"--access={access}", "--control-address=127.0.0.1:0", *CARRIERS[carrier]]
+    for door in DOORS:
+        options += [*tls_options(door), f"--{door}-root-cert={ROOT}"]
+    known = ssl.create_default_context(cafile=str(ROOT))
+    known.load_cert_chain(FOLDER / "client.pem", FOLDER / "client.key")
+    stranger = ssl.create_default_context(cafile=str(ROOT))
+    with clean_server(small_repository, options=options) as process:
+        url = process.url.replace("127.0.0.1", "localhost")
+        control = re.search(r"control +https://127\.0\.0\.1(:\d+)", process.output)
+        assert control is not None
+        for base, path in (
+            (url, "/v2/models/identity"),
+            (f"https://localhost{control[1]}", "/v2/models/stats"),
+        ):
+            assert httpx.get(base + path, verify=known).status_code == 200
+            assert httpx.get(base + path, verify=stranger).status_code in (401, 403)
+        pair = ((FOLDER / f"client.{kind}").read_bytes() for kind in ("key", "pem"))
+        request = pb.ModelMetadataRequest(name="identity")
+        for credentials, code in (
+            (grpc.ssl_channel_credentials(ROOT.read_bytes(), *pair), None),
+            (grpc.ssl_channel_credentials(ROOT.read_bytes()), "refused"),
+        ):
+            with grpc.secure_channel(process.grpc, credentials) as channel:
+                ask = procedure(channel, f"{SERVICE}/ModelMetadata", pb.ModelMetadataResponse)
+                if code is None:
+                    assert ask(request, timeout=20).name == "identity"
+                else:
+                    with pytest.raises(grpc.RpcError):
+                        ask(request, timeout=20)
+
+
 @OPENSSL
 @pytest.mark.parametrize("carrier", ["default", "frontends", "reference"])
 def test_several_certificates(small_repository: Path, tmp_path: Path, carrier: str) -> None:
