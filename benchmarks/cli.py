@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import fair_share, local, profile, remote, round_trip, stages
+from benchmarks import fair_share, local, profile, remote, round_trip, stages, tls
 from benchmarks.arguments import count, names_of, not_negative, numbers, positive
 from benchmarks.hostile import run as hostile
 from benchmarks.hostile import search
@@ -56,6 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks import flight  # late, since it imports LightGBM
 
         flight.main(1 if options.quick else 5)
+        return 0
+    if options.tls:
+        tls.main(
+            options.seconds or (0.5 if options.quick else 2.0),
+            options.repetitions or (1 if options.quick else 5),
+        )
         return 0
     if options.runner:
         from benchmarks import runner  # late, since it imports pandas and libraries of models
@@ -206,6 +212,11 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--flight", action="store_true",
         help="print the rows/s of a table by Arrow Flight and by gRPC, and end",
+    )  # fmt: skip
+    add(
+        "--tls", action="store_true",
+        help="print the requests/s with TLS, and with nginx in front that terminates it, beside"
+        " plain text, and end",
     )  # fmt: skip
     add(
         "--runner", action="store_true",

@@ -7,6 +7,7 @@ measuring and the wait for the last answers are bounded, and what does not come 
 import asyncio
 import gc
 import itertools
+import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -167,6 +168,7 @@ async def drive(
     exchanges: Sequence[Exchange],
     load: Load,
     probe: Callable[[], tuple[float, ...]],
+    tls: ssl.SSLContext | None = None,
 ) -> Observed:
     """Put the load on a server; raises `OSError` or `TimeoutError` if it cannot be reached."""
     run = _Run(exchanges)
@@ -179,7 +181,7 @@ async def drive(
     gc.disable()  # answers hold no cycles, and a collection would look like a slow one
     try:
         async with asyncio.timeout(CONNECT_SECS):
-            lanes.extend([await _connect(address, run, wire(count)) for count in slots])
+            lanes.extend([await _connect(address, run, wire(count), tls) for count in slots])
         for lane, count in zip(lanes, slots, strict=True):
             for _ in range(count):
                 lane.begin()
@@ -202,9 +204,14 @@ async def drive(
     return Observed(seconds, sorted(latencies), Counter(run.errors), before, after)
 
 
-async def _connect(address: tuple[str, int], run: _Run, wire: Wire) -> _Lane:
+async def _connect(
+    address: tuple[str, int], run: _Run, wire: Wire, tls: ssl.SSLContext | None
+) -> _Lane:
     loop = asyncio.get_running_loop()
-    _, lane = await loop.create_connection(lambda: _Lane(run, wire), *address)
+    host = None if tls is None else "localhost"
+    _, lane = await loop.create_connection(
+        lambda: _Lane(run, wire), *address, ssl=tls, server_hostname=host
+    )
     await lane.ready
     return lane
 

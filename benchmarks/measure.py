@@ -58,13 +58,14 @@ def measure(plan: Plan, targets: Sequence[Target], progress: Progress) -> Result
     results: Results = {cell: [] for cell in cells}
     for _ in range(plan.repetitions):
         for cell in cells:
-            repetition = _measure(plan, cell, by_name[cell.server])
+            repetition = measure_cell(plan, cell, by_name[cell.server])
             results[cell].append(repetition)
             progress(cell, repetition)
     return results
 
 
-def _measure(plan: Plan, cell: Cell, target: Target) -> Repetition:
+def measure_cell(plan: Plan, cell: Cell, target: Target) -> Repetition:
+    """Measure a cell once."""
     protocol = PROTOCOLS[cell.protocol]
     host = target.address(protocol.transport)
     streams = plan.streams if protocol.multiplexes else 1
@@ -79,6 +80,7 @@ def _measure(plan: Plan, cell: Cell, target: Target) -> Repetition:
                 protocol.exchanges(host, ALL_MODELS[cell.model]),
                 load,
                 lambda: (process_time(), cpu_secs(processes)),
+                target.tls,
             )
         )
     except (OSError, TimeoutError) as error:  # a cell that fails is a result too

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-_ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?([\w.\[\]:-]+:\d+)")
+_ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:\w+://)?([\w.\[\]:-]+:\d+)")
 _START_SECS = 60
 _STOP_SECS = 30
 _REQUEST_SECS = 10
@@ -31,7 +32,7 @@ class BenchmarkError(Exception):
 class Target:
     """A server to measure; `pid` is None if its process cannot be seen from here.
 
-    `metrics` is where it shows them, "" if it does not.
+    `metrics` is where it shows them, "" if it does not. `tls` is for both addresses.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Target:
     grpc: str
     pid: int | None
     metrics: str = ""
+    tls: ssl.SSLContext | None = None
 
     def address(self, transport: str) -> str:
         """The server's address as host:port; "" while it does not answer."""
@@ -55,7 +57,7 @@ class Target:
 
     def counts(self, model: str) -> tuple[int, int] | None:
         """Rows and executions of a model so far, by its statistics; None if it has none."""
-        if not self.http:
+        if not self.http or self.tls is not None:
             return None
         url = f"http://{self.http}/v2/models/{model}/stats"
         try:

@@ -5,6 +5,7 @@ An attack is bounded in count and in time, and lets go of all its connections at
 
 import gzip
 import json
+import selectors
 import socket
 import ssl
 import threading
@@ -57,6 +58,9 @@ MB = 1_000_000
 _BODY = 63 * MB  # a little less than the server takes at most
 _HOLD_SECS = 5.0
 _CONNECTIONS = 10_000
+_SHAKING = 1_000  # clients that shake hands
+_HANDSHAKE_SECS = 30.0
+_GATHER_SECS = 0.3  # without anything from the server, after which all go on
 _CERTIFICATES = Path(__file__).parents[2] / "tests" / "support" / "tls"
 # Everyone may run models, and change nothing.
 LOW_ROLE = (f"--access={Path(__file__).with_name('access.toml')}",)
@@ -686,6 +690,84 @@ def wrong_keys(target: Target) -> Fire:
     return fire
 
 
+class _Shaking:
+    """A TLS client, with its hello and, once the server has answered, the end of its handshake."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._received, self._sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._client = context.wrap_bio(self._received, self._sent, server_hostname="localhost")
+        self.hello = self._next()
+
+    def _next(self) -> bytes:
+        with suppress(ssl.SSLWantReadError):
+            self._client.do_handshake()
+        return self._sent.read()
+
+    def answer(self, received: bytes) -> bytes:
+        """The answer to what the server has said; "" while that is not all."""
+        self._received.write(received)
+        return self._next()
+
+
+def _tls_client() -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=f"{_CERTIFICATES}/root.pem")
+    context.load_cert_chain(f"{_CERTIFICATES}/client.pem", f"{_CERTIFICATES}/client.key")
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def tls_handshakes(target: Target) -> Fire:
+    """All say hello at the same time, and finish their handshakes at the same time.
+
+    With client certificates, the end of a handshake is what takes most of the server's time.
+    """
+    context = _tls_client()
+    clients = [_Shaking(context) for _ in range(_SHAKING)]
+
+    def fire() -> None:
+        with ExitStack() as stack, selectors.DefaultSelector() as selector:
+            opened = [(each, stack.enter_context(connect(target.grpc))) for each in clients]
+            for each, made in opened:
+                with suppress(OSError):
+                    made.sendall(each.hello)
+                    selector.register(made, selectors.EVENT_READ, (each, made))
+            end = time.monotonic() + _HANDSHAKE_SECS
+            while selector.get_map() and time.monotonic() < end:
+                ends = list[tuple[socket.socket, bytes]]()
+                while found := selector.select(_GATHER_SECS):
+                    for key, _ in found:
+                        each, made = key.data
+                        with suppress(OSError):
+                            if not (data := each.answer(made.recv(MB))):
+                                continue
+                            ends.append((made, data))
+                        selector.unregister(made)
+                for made, data in ends:
+                    with suppress(OSError):
+                        made.sendall(data)
+            time.sleep(_HOLD_SECS)
+
+    return fire
+
+
+def slow_handshakes(target: Target) -> Fire:
+    """A byte of each hello after the other."""
+    hello = _Shaking(_tls_client()).hello
+
+    def fire() -> None:
+        with ExitStack() as stack:
+            opened = [stack.enter_context(connect(target.grpc)) for _ in range(_SHAKING)]
+            end = time.monotonic() + 2 * _HOLD_SECS
+            for at in range(len(hello)):
+                for made in opened:
+                    with suppress(OSError):
+                        made.sendall(hello[at : at + 1])
+                if time.monotonic() > end:
+                    break
+
+    return fire
+
+
 def log_flood(target: Target) -> Fire:
     text = b'{"inputs":[{"name":"input","datatype":"BYTES","shape":[1],"data":["%b"]}]}' % FLOOD
     return _http(target, PYTHON, text, 3)
@@ -805,6 +887,13 @@ ATTACKS = {
             "tls-connections",
             "10 000 TLS clients, of which 1 000 say hello",
             tls_connections,
+            options=_TLS,
+        ),
+        Attack("tls-handshakes", "1 000 TLS handshakes at once", tls_handshakes, options=_TLS),
+        Attack(
+            "slow-handshakes",
+            "1 000 TLS clients that say hello byte by byte",
+            slow_handshakes,
             options=_TLS,
         ),
         Attack("many-models", "documents about 1 000 models", many_models, write=write_many_models),

@@ -238,7 +238,7 @@ class Application:
         except SettingsError as error:
             log.error("SIGHUP: settings stay as they are: %s", error)
         try:
-            self._doors.renew_tls()
+            await self._doors.renew_tls()
         except OSError as error:
             log.error("SIGHUP: TLS files stay as they are: %s", error)
         try:

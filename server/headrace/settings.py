@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from headrace.api.header_rules import GRPC_PREFIX, HeaderRules
 from headrace.api.operations import Category
 from headrace.core.limits import ExecutionLimits, ResidencyOptions, Shares
-from headrace.doors.grpc.options import LEVELS, GrpcOptions, TlsFiles
+from headrace.doors.grpc.options import LEVELS, GrpcOptions
 from headrace.doors.listeners import CLOSED
+from headrace.doors.tls import VERSIONS, TlsFiles
 from headrace.observability.audit import AuditOptions
 from headrace.observability.logs import FORMATS, LogSettings
 from headrace.observability.trace_settings import TraceConfig, old_options, read_trace_config
@@ -294,7 +295,7 @@ class Settings:
     control_address: str = setting(
         "",
         "Address for operations that change models or settings, over HTTP, `HOST:PORT` or"
-        " `unix:PATH`; the other doors are without them then",
+        " `unix:PATH`, with TLS if HTTP has it; the other doors are without them then",
         form=(r"(unix:.+|(\[[0-9a-fA-F:.]+\]|[^:]+):[0-9]{1,5})?", "HOST:PORT or unix:PATH"),
         metavar="ADDRESS",
     )
@@ -372,6 +373,29 @@ class Settings:
         between=",",
     )
 
+    http_use_ssl: bool = setting(False, "Encrypt HTTP with TLS", section="HTTP with TLS")
+    http_use_ssl_mutual: bool = setting(
+        False, "Require client certificates signed by a root certificate"
+    )
+    http_server_cert: list[str] = setting(
+        [],
+        "PEM files of server certificates with their chains; clients that name a host get the first"
+        " for it, others the first of all",
+        between=",",
+        metavar="FILE",
+    )
+    http_server_key: list[str] = setting(
+        [], "PEM files of the certificates' keys, in the same order", between=",", metavar="FILE"
+    )
+    http_root_cert: str = setting(
+        "",
+        "PEM file of the root certificates for client certificates, which clients may send then",
+        metavar="FILE",
+    )
+    http_crl: str = setting(
+        "", "PEM file of the roots' lists of revoked client certificates", metavar="FILE"
+    )
+
     allow_grpc: bool = setting(True, "Serve gRPC", section="gRPC")
     grpc_unix_socket: str = setting(
         "",
@@ -407,12 +431,25 @@ class Settings:
 
     grpc_use_ssl: bool = setting(False, "Encrypt gRPC with TLS", section="gRPC with TLS")
     grpc_use_ssl_mutual: bool = setting(
-        False, "Require client certificates signed by the root certificate"
+        False, "Require client certificates signed by a root certificate"
     )
-    grpc_server_cert: str = setting("", "PEM file of the server's certificate", metavar="FILE")
-    grpc_server_key: str = setting("", "PEM file of the certificate's key", metavar="FILE")
+    grpc_server_cert: list[str] = setting(
+        [],
+        "PEM files of server certificates with their chains; clients that name a host get the first"
+        " for it, others the first of all",
+        between=",",
+        metavar="FILE",
+    )
+    grpc_server_key: list[str] = setting(
+        [], "PEM files of the certificates' keys, in the same order", between=",", metavar="FILE"
+    )
     grpc_root_cert: str = setting(
-        "", "PEM file of the root certificates for client certificates", metavar="FILE"
+        "",
+        "PEM file of the root certificates for client certificates, which clients may send then",
+        metavar="FILE",
+    )
+    grpc_crl: str = setting(
+        "", "PEM file of the roots' lists of revoked client certificates", metavar="FILE"
     )
 
     grpc_keepalive_time: int = setting(
@@ -574,6 +611,39 @@ class Settings:
     allow_cpu_metrics: bool = setting(True, "Include the machine's CPU and memory in the metrics")
     allow_gpu_metrics: bool = setting(True, "Include the machine's GPUs in the metrics")
 
+    metrics_use_ssl: bool = setting(False, "Encrypt metrics with TLS", section="Metrics with TLS")
+    metrics_use_ssl_mutual: bool = setting(
+        False, "Require client certificates signed by a root certificate"
+    )
+    metrics_server_cert: list[str] = setting(
+        [],
+        "PEM files of server certificates with their chains; clients that name a host get the first"
+        " for it, others the first of all",
+        between=",",
+        metavar="FILE",
+    )
+    metrics_server_key: list[str] = setting(
+        [], "PEM files of the certificates' keys, in the same order", between=",", metavar="FILE"
+    )
+    metrics_root_cert: str = setting(
+        "",
+        "PEM file of the root certificates for client certificates, which clients may send then",
+        metavar="FILE",
+    )
+    metrics_crl: str = setting(
+        "", "PEM file of the roots' lists of revoked client certificates", metavar="FILE"
+    )
+
+    tls_min_version: str = setting(
+        VERSIONS[0], "Oldest version of TLS that doors accept", choices=VERSIONS, section="TLS"
+    )
+    tls_ciphers: str = setting(
+        "",
+        "Ciphers of TLS 1.2 as OpenSSL's list, which may name no others; by default those with"
+        " forward secrecy and authenticated encryption, see [tls.md](tls.md)",
+        metavar="LIST",
+    )
+
     log_info: bool = setting(True, "Write informational messages", section="Logs")
     log_warning: bool = setting(True, "Write warnings")
     log_error: bool = setting(True, "Write errors")
@@ -703,6 +773,7 @@ class Settings:
         return HeaderRules(
             self.http_header_forward_pattern, self.http_restricted_api, self.http_allowed_origin,
             self.http_address, restricted_at_both=self.restricted_api,
+            scheme="https" if self.http_use_ssl else "http",
         )  # fmt: skip
 
     @property
@@ -812,6 +883,15 @@ class Settings:
             )
         if self.audit_infer and not self.audit_log:
             raise SettingsError("--audit-infer needs --audit-log FILE")
+        if self.allow_grpc and self.grpc_transport == "grpcio" and self.grpc_use_ssl:
+            for name, default in (
+                ("grpc_crl", ""), ("tls_min_version", VERSIONS[0]), ("tls_ciphers", ""),
+            ):  # fmt: skip
+                if getattr(self, name) != default:
+                    raise SettingsError(
+                        f"--{name.replace('_', '-')} is not for --grpc-transport=grpcio, whose"
+                        f" library has no such setting: use the native transport"
+                    )
         http, grpc = self.http_rules, self.grpc_rules
         checks: tuple[tuple[str, Callable[[], object]], ...] = (
             ("--metrics-config:", lambda: self.metrics),
@@ -852,14 +932,24 @@ class Settings:
             self.max_connection_streams,
         )  # fmt: skip
 
-    @property
-    def tls(self) -> TlsFiles | None:
-        """Certificate and key for gRPC; None without TLS."""
-        if not self.grpc_use_ssl:
+    def tls(self, door: str) -> TlsFiles | None:
+        """The TLS files of `http`, `grpc` or `metrics`; None without TLS."""
+        own = {
+            name: getattr(self, f"{door}_{name}")
+            for name in (
+                "use_ssl",
+                "use_ssl_mutual",
+                "server_cert",
+                "server_key",
+                "root_cert",
+                "crl",
+            )
+        }
+        if not own["use_ssl"]:
             return None
         return TlsFiles(
-            self.grpc_server_cert, self.grpc_server_key, self.grpc_root_cert,
-            self.grpc_use_ssl_mutual,
+            door, own["server_cert"], own["server_key"], own["root_cert"], own["use_ssl_mutual"],
+            own["crl"], self.tls_min_version, self.tls_ciphers,
         )  # fmt: skip
 
     @property

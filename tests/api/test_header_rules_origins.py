@@ -41,6 +41,13 @@ def test_origins(origin: str, expected: bool) -> None:
     assert allowed(("host", "10.1.2.3:8000"), ("origin", origin)) is expected
 
 
+def test_the_own_address_of_a_server_with_tls() -> None:
+    rules = AllowedOrigins(scheme="https")
+    rules.check([(b"origin", b"https://10.1.2.3:8000")], SERVER)
+    with pytest.raises(Restricted):
+        rules.check([(b"origin", b"http://10.1.2.3:8000")], SERVER)
+
+
 def test_the_host_header_is_ignored() -> None:
     """A rebound DNS name is in both headers."""
     assert not allowed(("host", "evil.example:8000"), ("origin", EVIL))

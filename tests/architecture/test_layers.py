@@ -44,6 +44,7 @@ LAYERS = {
     "plugins": 8,
     "api": 8,
     "doors.listeners": 7,
+    "doors.tls": 7,
     "doors.acceptor": 8,
     "doors.memory": 8,
     "doors.door": 9,

@@ -78,6 +78,7 @@ def test_a_missing_server_is_an_error(tmp_path: Path) -> None:
     ("--stages", ("decode HTTP JSON", "check", "gather", "run", "take outputs", "encode gRPC")),
     ("--round-trip", ("a bare socket pair", "a worker")),
     ("--runner --quick", ("Runner, in process", "Runner, gRPC")),
+    ("--tls --quick", ("HTTP JSON, 16 connections", "gRPC, 64 connections")),
     ("--embedded --quick", ("engine, from a thread", "engine, 64 threads")),
 ])  # fmt: skip
 def test_tables_of_parts(option: str, rows: tuple[str, ...]) -> None:

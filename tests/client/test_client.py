@@ -21,7 +21,7 @@ import headrace
 from headrace import AsyncClient, Client, ClientError
 from headrace.client import ConnectionFailed, InputError, StatusError, TimedOut
 from headrace.core.datatypes import NUMPY, Datatype
-from tests.client.conftest import OPTIONS, SCHEMES, client_tls, running_loop
+from tests.client.conftest import OPTIONS, SCHEMES, TLS, client_tls, running_loop
 from tests.support.server_process import ServerProcess, onnx_examples
 
 ONES = np.ones((1, 16), np.int32)
@@ -244,6 +244,28 @@ def test_an_untrusted_certificate(urls: Mapping[str, str]) -> None:
     for scheme in ("https", "grpcs"):
         with Client(urls[scheme]) as client, pytest.raises(ConnectionFailed, match="certificate"):
             client.live()
+
+
+@pytest.mark.parametrize(("files", "text"), [
+    ({"tls_root_cert": "/nothing"}, "tls_root_cert: /nothing cannot be read: No such file"),
+    ({"tls_root_cert": f"{TLS}/server.key"}, "server.key cannot be used: no certificates in the"),
+    ({"tls_key": f"{TLS}/client.key"}, "tls_key: a key is of use with its certificate only"),
+    ({"tls_cert": f"{TLS}/client.pem", "tls_key": f"{TLS}/server.key"},
+     "tls_cert: .*client.pem cannot be used: key values mismatch"),
+])  # fmt: skip
+def test_bad_files_of_tls(urls: Mapping[str, str], files: dict[str, str], text: str) -> None:
+    with (
+        Client(urls["https"], **files) as client,  # type: ignore[arg-type]
+        pytest.raises(InputError, match=text),
+    ):
+        client.live()
+
+
+def test_options_of_tls_that_have_no_use() -> None:
+    with pytest.raises(ValueError, match="http://x:80 is without TLS: tls_ files are for"):
+        Client("http://x", tls_root_cert="root.pem")
+    with pytest.raises(ValueError, match="ssl_context and tls_ files exclude each other"):
+        Client("https://x", tls_root_cert="root.pem", ssl_context=client_tls())
 
 
 def test_tls_where_there_is_none(server: ServerProcess) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from headrace import AsyncClient, Client
 from headrace.client.blocking import Model
-from tests.client.conftest import client_tls
+from tests.client.conftest import TLS, client_tls
 
 ONES = np.ones((1, 16), np.int32)
 PAIR = {"INPUT0": ONES, "INPUT1": ONES}
@@ -146,6 +146,13 @@ def test_pickles(urls: Mapping[str, str], scheme: str) -> None:
             return live
 
     assert asyncio.run(ask())
+
+
+@pytest.mark.parametrize("scheme", ["https", "grpcs"])
+def test_files_of_tls_are_pickled(urls: Mapping[str, str], scheme: str) -> None:
+    given = Client(urls[scheme], tls_root_cert=str(TLS / "root.pem"))
+    with pickle.loads(pickle.dumps(given)) as client:
+        assert client.live()
 
 
 def test_a_context_cannot_be_pickled(urls: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from inspect import signature
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +24,7 @@ from tests.support.held import Gates, write_held_model
 from tests.support.http_client import HttpClient
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server
+from tests.support.tls_files import ROOT, tls_options
 from tests.support.transports import grpc_transport
 
 
@@ -30,30 +32,44 @@ class Addressed(Protocol):
     """Addresses of a running server."""
 
     grpc: str
+    secure: set[str]
 
     @property
     def url(self) -> str:
         """The address with its scheme."""
 
 
+def _root(server: Addressed) -> bytes:
+    return ROOT.read_bytes() if "grpc" in server.secure else b""
+
+
 CLIENTS: dict[str, Callable[[Addressed], Client]] = {
     "http": lambda server: HttpClient(server.url, binary=False),
     "http-binary": lambda server: HttpClient(server.url, binary=True),
-    "grpc": lambda server: GrpcClient(server.grpc),
+    "grpc": lambda server: GrpcClient(server.grpc, root=_root(server)),
 }
 # Fast paths must give the answers of the reference implementations.
 CARRIERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "reference": ("--http-fast-path=false", "--grpc-transport=grpcio"),
     "frontends": ("--frontends=2",),
-}
+    "tls": (*tls_options("http"), *tls_options("grpc")),
+    "tls frontends": ("--frontends=2", *tls_options("http"), *tls_options("grpc")),
+    "tls reference": ("--http-fast-path=false", "--grpc-transport=grpcio",
+                      *tls_options("http"), *tls_options("grpc")),
+}  # fmt: skip
 # Reference implementations run in the slow tests alone. Front ends carry everything in
 # them, and in the quick ones the tests of `WITH_FRONT_ENDS`.
 EACH_CARRIER = [
-    pytest.param(name, marks=pytest.mark.slow) if name == "reference" else name for name in CARRIERS
+    pytest.param(name, marks=pytest.mark.slow) if name == "reference" or "tls" in name else name
+    for name in CARRIERS
 ]
 WITH_FRONT_ENDS = {"test_infer"}
 OTHERS = {*CARRIERS, *PROXIES, *TRITONS, "inline", "remote", "remote frontends"} - {"default"}
+TLS = {name for name in CARRIERS if "tls" in name}
+# Whose tests open connections of their own, and the fixtures of others that do.
+RAW = {"test_connections", "test_openapi", "test_shared_memory"}
+RAW_FIXTURES = {"server", "servers"}
 Rounds = Callable[[float], Array]
 _TRIAL_ROUNDS = 20_000
 _NUMBERS = count(500_000)  # of gates
@@ -61,7 +77,9 @@ _NUMBERS = count(500_000)  # of gates
 
 # For extensions, which front ends have the engine answer, or forward unchanged.
 FIRST_CARRIER = [
-    pytest.param(name, marks=pytest.mark.slow) if name != "default" else name for name in CARRIERS
+    pytest.param(name, marks=pytest.mark.slow) if name != "default" else name
+    for name in CARRIERS
+    if "tls" not in name
 ]
 # For what happens behind the doors, whichever they are.
 BEHIND_DOORS = [
@@ -86,6 +104,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         values = [value for value in params.values() if isinstance(value, str)]
         if "frontends" in values and item.path.stem not in WITH_FRONT_ENDS:
             item.add_marker(pytest.mark.slow)
+        if TLS.intersection(values) and (
+            item.path.stem in RAW or RAW_FIXTURES.intersection(signature(item.obj).parameters)
+        ):
+            item.add_marker(pytest.mark.skip(reason="connects without TLS by itself"))
         if reason := impossible(item.path.stem, item.originalname, values):
             item.add_marker(pytest.mark.skip(reason=reason))
         for carrier in OTHERS.intersection(values):
@@ -162,7 +184,7 @@ def caller(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Cl
 
 @pytest.fixture(scope="module")
 def grpc_client(server: ServerProcess) -> Iterator[GrpcClient]:
-    with GrpcClient(server.grpc) as client:
+    with GrpcClient(server.grpc, root=_root(server)) as client:
         yield client
 
 

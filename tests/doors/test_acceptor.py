@@ -136,7 +136,7 @@ def test_tls_clients_that_leave_cost_no_handshake() -> None:
         listener = bind("127.0.0.1", 0)
         address = listener.getsockname()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        acceptor = Acceptor(listener, make, list, context, 60)
+        acceptor = Acceptor(listener, make, list, lambda: context, 60)
         acceptor.start()
         for _ in range(100):
             socket.create_connection(address).close()
@@ -159,7 +159,7 @@ def test_silent_tls_clients_are_closed_in_time() -> None:
         listener = bind("127.0.0.1", 0)
         address = listener.getsockname()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        acceptor = Acceptor(listener, Greeting, list, context, 0.01)
+        acceptor = Acceptor(listener, Greeting, list, lambda: context, 0.01)
         acceptor.start()
         clients = [stack.enter_context(socket.create_connection(address)) for _ in range(200)]
         for client in clients:
@@ -170,12 +170,18 @@ def test_silent_tls_clients_are_closed_in_time() -> None:
         uvloop.run(scenario(stack))
 
 
-def test_one_client_has_a_limited_number_of_handshakes_under_way() -> None:
+@pytest.mark.parametrize(("verify", "least", "most"), [
+    (ssl.CERT_NONE, 400, 600), (ssl.CERT_OPTIONAL, 32, 128),
+])  # fmt: skip
+def test_one_client_has_a_limited_number_of_handshakes_under_way(
+    verify: ssl.VerifyMode, least: int, most: int
+) -> None:
     async def scenario(stack: ExitStack) -> None:
         listener = bind("127.0.0.1", 0)
         address = listener.getsockname()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        acceptor = Acceptor(listener, make, list, context, 60)
+        context.verify_mode = verify
+        acceptor = Acceptor(listener, make, list, lambda: context, 60)
         acceptor.start()
         clients = [stack.enter_context(socket.create_connection(address)) for _ in range(900)]
         for client in clients:
@@ -184,7 +190,7 @@ def test_one_client_has_a_limited_number_of_handshakes_under_way() -> None:
             with socket.create_connection(address, source_address=("127.0.0.2", 0)) as newcomer:
                 newcomer.sendall(b"not a hello")
                 await received(newcomer)
-        assert 400 < len(begun) - len(clients) < 600
+        assert least < len(begun) - len(clients) < most
         for client in clients[:-1]:
             client.close()
         clients[-1].sendall(b"not a hello" * 100)

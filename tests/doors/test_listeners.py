@@ -1,14 +1,19 @@
 """Unix sockets of servers: permissions, files of other servers, and removal."""
 
+import asyncio
 import os
 import socket
+import ssl
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headrace.doors.listeners import UnixSocket, port_of, user_of
+from headrace.core.identity import PeerFacts
+from headrace.doors.listeners import UnixSocket, bind, peer_of, port_of, user_of
+from headrace.doors.tls import DoorTls, TlsFiles
+from tests.support.tls_files import FOLDER
 
 
 @pytest.fixture
@@ -97,3 +102,52 @@ def test_paths_that_cannot_be_had(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too long"):
         UnixSocket(f"{tmp_path}/{'a' * 200}", 0o600)
     assert list(tmp_path.iterdir()) == []
+
+
+class _Peers(asyncio.Protocol):
+    """Notes what is known of clients."""
+
+    def __init__(self, found: asyncio.Queue[PeerFacts]) -> None:
+        self._found = found
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._found.put_nowait(peer_of(transport))
+
+
+async def test_facts_of_clients(tmp_path: Path) -> None:
+    found = asyncio.Queue[PeerFacts]()
+    made, loop = UnixSocket(f"{tmp_path}/a", 0o600), asyncio.get_running_loop()
+    files = TlsFiles(
+        "http", [f"{FOLDER}/server.pem"], [f"{FOLDER}/server.key"], f"{FOLDER}/root.pem"
+    )
+    tls = DoorTls(files).current()
+    servers = list[asyncio.Server]()
+    plain, secure = bind("127.0.0.1", 0), bind("127.0.0.1", 0)
+    for listener, context in ((made.listener, None), (plain, None), (secure, tls)):
+        servers.append(await loop.create_server(lambda: _Peers(found), sock=listener, ssl=context))
+
+    async def facts(**options: object) -> PeerFacts:
+        _, writer = await asyncio.open_connection(**options)  # type: ignore[arg-type]
+        try:
+            return await found.get()
+        finally:
+            writer.transport.abort()
+
+    _, writer = await asyncio.open_unix_connection(made.path)
+    assert await found.get() == PeerFacts(
+        f"unix:{os.geteuid()}", None, os.getpid(), os.geteuid(), os.getegid()
+    )
+    writer.transport.abort()
+    host, port = plain.getsockname()
+    assert await facts(host=host, port=port) == PeerFacts("127.0.0.1")
+    trusting = ssl.create_default_context(cafile=f"{FOLDER}/root.pem")
+    host, port = secure.getsockname()
+    asked = {"host": host, "port": port, "ssl": trusting, "server_hostname": "localhost"}
+    assert await facts(**asked) == PeerFacts("127.0.0.1")
+    trusting.load_cert_chain(f"{FOLDER}/client.pem", f"{FOLDER}/client.key")
+    known = await facts(**asked)
+    assert known.address == "127.0.0.1"
+    assert known.certificate is not None
+    assert known.certificate["subject"] == ((("commonName", "localhost"),),)
+    for server in servers:
+        server.close()

@@ -37,8 +37,13 @@ _SECONDS = 60.0
 class GrpcClient(Client):
     """A gRPC client; tensors travel in `raw_input_contents`."""
 
-    def __init__(self, address: str, *options: tuple[str, int]) -> None:
-        self.channel = grpc.insecure_channel(address, (*OPTIONS, *options))
+    def __init__(self, address: str, *options: tuple[str, int], root: bytes = b"") -> None:
+        """With a `root` of certificates, over TLS."""
+        if root:
+            known = grpc.ssl_channel_credentials(root)
+            self.channel = grpc.secure_channel(address, known, (*OPTIONS, *options))
+        else:
+            self.channel = grpc.insecure_channel(address, (*OPTIONS, *options))
 
     def close(self) -> None:
         self.channel.close()

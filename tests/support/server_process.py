@@ -16,7 +16,7 @@ from typing import IO, Self
 from tests.support.scrape import until
 
 EXAMPLES = Path(__file__).parents[2] / "model_repository"
-_ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(127\.0\.0\.1:\d+)")
+_ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:(\w+)://)?(127\.0\.0\.1:\d+)")
 _START_SECS = 120
 # Some tests read the list of a server's open files, which needs root unless this is set.
 _DEBUGGING = {} if os.geteuid() == 0 else {"HEADRACE_ALLOW_DEBUGGING": "true"}
@@ -46,7 +46,7 @@ class ServerProcess:
     """A server that has printed its start-up lines when entered, and ends by SIGTERM.
 
     `http`, `grpc` and `metrics` are addresses as host:port. `output` is its standard output so
-    far, `log` its standard error.
+    far, `log` its standard error, `secure` the names of doors with TLS.
     """
 
     def __init__(
@@ -75,12 +75,13 @@ class ServerProcess:
         self._owns_log = errors is None
         self._errors = errors or tempfile.TemporaryFile()  # noqa: SIM115
         self.http = self.grpc = self.metrics = ""
+        self.secure: set[str] = set()  # those with TLS
         self.process: subprocess.Popen[str] | None = None
 
     @property
     def url(self) -> str:
         """The base URL of HTTP requests."""
-        return f"http://{self.http}"
+        return f"{'https' if 'http' in self.secure else 'http'}://{self.http}"
 
     @property
     def pid(self) -> int:
@@ -126,7 +127,10 @@ class ServerProcess:
             for line in lines:
                 self._lines.append(line)
                 if match := _ADDRESS.match(line):
-                    setattr(self, match[1].lower(), match[2])
+                    door, scheme, address = match.groups("")
+                    setattr(self, door.lower(), address)
+                    if scheme in ("https", "grpcs"):
+                        self.secure.add(door.lower())
                 if self._last_line.search(line):
                     started.set()
         started.set()

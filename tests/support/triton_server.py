@@ -43,6 +43,7 @@ class Triton:
         """`ports` are those for HTTP and gRPC, free ones unless given."""
         http, grpc = ports or free_ports(2)
         self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{grpc}"
+        self.secure = set[str]()  # without TLS
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [

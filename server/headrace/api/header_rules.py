@@ -35,13 +35,14 @@ Server: TypeAlias = Sequence[object] | None
 class AllowedOrigins:
     """Loopback names, the address that the server listens on, and origins from the settings."""
 
-    def __init__(self, named: Sequence[str] = (), address: str = "") -> None:
+    def __init__(self, named: Sequence[str] = (), address: str = "", scheme: str = "http") -> None:
         """`named` are `SCHEME://HOST[:PORT]`, or `*` for all; `address` is the configured listening
-        address. Raises `ValueError`.
+        address, and `scheme` what is spoken there. Raises `ValueError`.
         """
         self._all = ALL in named
         self._named = {_named(text) for text in named if text != ALL}
         self._address = address.lower()
+        self._scheme = scheme
 
     def check(self, headers: Sequence[tuple[bytes, bytes]], server: Server) -> None:
         """Raise `Restricted` for a browser's request from a page whose origin is not allowed.
@@ -75,7 +76,7 @@ class AllowedOrigins:
             return True
         if origin in self._named:
             return True
-        if scheme != "http" or server is None or port != server[1]:
+        if scheme != self._scheme or server is None or port != server[1]:
             return False
         return host in (self._address, _unmapped(str(server[0])))
 
@@ -191,8 +192,8 @@ class HeaderRules:
     """The header rules of one door from its settings; "" forwards nothing.
 
     `restricted` are texts `CATEGORIES:HEADER=VALUE` with comma-separated categories, whose header
-    names get `prefix`; `restricted_at_both` are rules for all doors, without a prefix. `origins`
-    and `address` are for HTTP; see `AllowedOrigins`.
+    names get `prefix`; `restricted_at_both` are rules for all doors, without a prefix. `origins`,
+    `address` and `scheme` are for HTTP; see `AllowedOrigins`.
     """
 
     forward: str = ""
@@ -201,6 +202,7 @@ class HeaderRules:
     address: str = ""
     prefix: str = ""
     restricted_at_both: Sequence[str] = ()
+    scheme: str = "http"
 
     def pattern(self) -> HeaderPattern | None:
         """The pattern of headers to forward, None for none; raises `ValueError`."""
@@ -208,7 +210,7 @@ class HeaderRules:
 
     def allowed_origins(self) -> AllowedOrigins:
         """The origins whose pages may change models and settings; raises `ValueError`."""
-        return AllowedOrigins(self.origins, self.address)
+        return AllowedOrigins(self.origins, self.address, self.scheme)
 
     def keys(self) -> dict[Category, Key]:
         """The required headers of restricted categories; raises `ValueError`."""

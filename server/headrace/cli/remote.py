@@ -27,6 +27,16 @@ _NAMED = 12  # models named in a message
 if TYPE_CHECKING:
     from headrace.client.blocking import Client
 
+# Files for a server with TLS; their values are arguments of clients.
+TLS_OPTIONS = (
+    option(
+        "--tls-root-cert FILE",
+        "PEM file of the authorities that sign the server's certificate (default: the system's)",
+        default="",
+    ),
+    option("--tls-cert FILE", "PEM file of a client certificate to show", default=""),
+    option("--tls-key FILE", "PEM file of its key, unless it is in the same file", default=""),
+)  # fmt: skip
 Action = Callable[[argparse.Namespace, "Client"], int]
 
 
@@ -61,6 +71,7 @@ def remote_command(
             "--timeout SECS", f"seconds to wait for a response (default: {timeout:g})",
             type=parse_positive, default=timeout,
         ),
+        *TLS_OPTIONS,
     )  # fmt: skip
     return Command(
         name=name,
@@ -76,7 +87,14 @@ def connected(at: Address, options: argparse.Namespace) -> "Client":
     # Imported late, so that `--help` and usage errors are fast.
     from headrace.client.blocking import Client
 
-    return Client(str(at), headers=dict(options.header), timeout=options.timeout)
+    files = tls_files(options) if at.secure else {}
+    return Client(str(at), headers=dict(options.header), timeout=options.timeout, **files)
+
+
+def tls_files(options: argparse.Namespace) -> dict[str, Any]:
+    """The given ones of `TLS_OPTIONS` as arguments of a client."""
+    given = {name: getattr(options, name) for name in ("tls_root_cert", "tls_cert", "tls_key")}
+    return {name: path for name, path in given.items() if path}
 
 
 def address(options: argparse.Namespace) -> Address:
@@ -143,8 +161,11 @@ def complain(options: argparse.Namespace, text: str) -> None:
 def _run(action: Action, options: argparse.Namespace) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # the encoding may lack some characters
         sys.stdout.reconfigure(errors="backslashreplace")
+    at = address(options)
+    if tls_files(options) and not at.secure:
+        options.parser.error(f"{at} is without TLS: --tls-... are for https://")
     try:
-        with connected(address(options), options) as server:
+        with connected(at, options) as server:
             try:
                 status = action(options, server)
             except ClientError as error:

@@ -17,7 +17,7 @@ class ClientError(Exception):
 
 
 class InputError(ClientError, ValueError):
-    """An argument does not fit the model's signature; nothing was sent."""
+    """An argument does not fit the model's signature, or names a bad file; nothing was sent."""
 
 
 class ConnectionFailed(ClientError):

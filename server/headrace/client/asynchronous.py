@@ -28,6 +28,7 @@ from headrace.client.division import PARTS_AT_ONCE, divided, joined
 from headrace.client.tables import ArrowStream
 from headrace.client.transport import InferRequest, Result, Transport
 from headrace.client.values import ModelSignature, needs_signature, tensor_of
+from headrace.connections.tls import TlsFileError, client_context_of
 from headrace.core.call import Parameter
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor
@@ -341,20 +342,30 @@ class AsyncClient(AsyncModels):
     def __init__(
         self, url: str = DEFAULT_URL, *, headers: Mapping[str, str] | None = None, token: str = "",
         timeout: float = TIMEOUT_SECS, ssl_context: ssl.SSLContext | None = None,
-        connect_retries: int = 0,
+        connect_retries: int = 0, tls_root_cert: str = "", tls_cert: str = "", tls_key: str = "",
     ) -> None:  # fmt: skip
         """A client of `http://`, `https://`, `grpc://`, `grpcs://`, `unix:` or `grpc+unix:`.
 
         `headers` are sent with every request, and `token` as a bearer token. A failed connection
-        attempt is repeated `connect_retries` times, with growing pauses. Raises `ValueError` for an
-        invalid URL.
+        attempt is repeated `connect_retries` times, with growing pauses. `tls_root_cert` is a PEM
+        file of authorities to trust instead of the system's, `tls_cert` and `tls_key` are those of
+        a client certificate; `ssl_context` replaces all three. Raises `ValueError` for an invalid
+        URL, and for options of TLS that it has no use for.
         """
         super().__init__(timeout)
         self.address = Address.parse(url)
         self._options = {
             "url": url, "headers": dict(headers or {}), "token": token, "timeout": timeout,
-            "connect_retries": connect_retries,
+            "connect_retries": connect_retries, "tls_root_cert": tls_root_cert,
+            "tls_cert": tls_cert, "tls_key": tls_key,
         }  # fmt: skip
+        self._tls_files = tls_root_cert, tls_cert, tls_key
+        if any(self._tls_files) and not self.address.secure:
+            raise ValueError(
+                f"{self.address} is without TLS: tls_ files are for https:// or grpcs://"
+            )
+        if any(self._tls_files) and ssl_context is not None:
+            raise ValueError("ssl_context and tls_ files exclude each other")
         self._headers = {name.lower(): value for name, value in (headers or {}).items()}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
@@ -406,7 +417,10 @@ class AsyncClient(AsyncModels):
         address = self.address
         tls = None
         if address.secure:
-            tls = self._tls or ssl.create_default_context()
+            try:
+                tls = self._tls or client_context_of(*self._tls_files)
+            except TlsFileError as error:
+                raise InputError(f"tls_{error.part}: {error}") from None
         if address.grpc:
             from headrace.client.grpc import GrpcTransport
 

@@ -195,12 +195,13 @@ class Client(BlockingModels[AsyncClient]):
     def __init__(
         self, url: str = DEFAULT_URL, *, headers: Mapping[str, str] | None = None, token: str = "",
         timeout: float = TIMEOUT_SECS, ssl_context: ssl.SSLContext | None = None,
-        connect_retries: int = 0,
+        connect_retries: int = 0, tls_root_cert: str = "", tls_cert: str = "", tls_key: str = "",
     ) -> None:  # fmt: skip
         """Create a client; the options are those of `AsyncClient`."""
         asynchronous = AsyncClient(
             url, headers=headers, token=token, timeout=timeout, ssl_context=ssl_context,
-            connect_retries=connect_retries,
+            connect_retries=connect_retries, tls_root_cert=tls_root_cert, tls_cert=tls_cert,
+            tls_key=tls_key,
         )  # fmt: skip
         super().__init__(asynchronous, "headrace client")
 

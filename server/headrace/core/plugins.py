@@ -53,6 +53,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "models": "headrace.cli.commands.models:MODELS",
         "environments": "headrace.plugins.environments.command:ENVIRONMENTS",
         "triton": "headrace.plugins.triton.command:TRITON",
+        "certificates": "headrace.cli.commands.certificates:CERTIFICATES",
         "stubs": "headrace.cli.commands.stubs:STUBS",
         "run": "headrace.plugins.run.command:RUN",
         "completion": "headrace.cli.commands.completion:COMPLETION",

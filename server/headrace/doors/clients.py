@@ -11,16 +11,18 @@ from starlette.types import ASGIApp
 from headrace.api.audited import recording
 from headrace.api.gate import Gate
 from headrace.api.header_rules import HeaderRules
+from headrace.core.daemon_thread import run_in_daemon_thread
 from headrace.core.identity import Access
 from headrace.core.plugins import OptionalPart
 from headrace.doors.grpc.call import BindingServer, GrpcServer, Handlers
 from headrace.doors.grpc.native.server import NativeServer
-from headrace.doors.grpc.options import GrpcOptions, TlsFiles
+from headrace.doors.grpc.options import GrpcOptions
 from headrace.doors.http.connection import FastPath
 from headrace.doors.http.head import Heads
 from headrace.doors.http.infer import CountedApp
 from headrace.doors.http.server import HttpServer
 from headrace.doors.listeners import CLOSED, port_of
+from headrace.doors.tls import DoorTls, TlsFiles
 from headrace.engine.admission import Admission
 from headrace.engine.entrance import Entrance
 from headrace.observability.audit import Record
@@ -38,6 +40,7 @@ class HttpConfig:
     body_timeout_secs: int
     max_age_secs: int
     read_secs: int
+    tls: TlsFiles | None = None
     inherited: int = -1  # a front end's descriptor of the listening Unix socket
 
 
@@ -88,6 +91,24 @@ MakeBindingServer = Callable[[Handlers, Admission, int, bool, GrpcOptions, bool]
 GRPCIO: OptionalPart[Callable[[], MakeBindingServer]] = OptionalPart("grpcio")
 
 
+async def renew_tls(doors: Sequence[DoorTls], settled: bool = False) -> tuple[bool, str]:
+    """Renew the TLS of doors, each as `DoorTls.renew`.
+
+    Returns whether any has changed, and what is wrong with the files of the others, "" if nothing.
+    """
+
+    def renew() -> tuple[bool, str]:
+        changed, wrong = False, []
+        for door in doors:
+            try:
+                changed |= door.renew(settled)
+            except OSError as error:
+                wrong.append(str(error))
+        return changed, "; ".join(wrong)
+
+    return await run_in_daemon_thread(renew, "read TLS files")
+
+
 class ClientDoors:
     """The open doors, which share one `admission`, and the gate of each."""
 
@@ -102,12 +123,12 @@ class ClientDoors:
         self._access_log = config.access_log
         self._http: HttpServer | None = None
         self._grpc: list[GrpcServer] = []
-        self._tls: TlsFiles | None = None
+        self.tls: list[DoorTls] = []  # of the doors that have it
 
     def open_http(
         self, config: HttpConfig, listeners: list[socket.socket], app: ASGIApp, entrance: Entrance
     ) -> int:
-        """Open the HTTP door; returns its port, 0 if it has none.
+        """Open the HTTP door; returns its port, 0 if it has none. Raises `OSError`.
 
         `app` serves all but plain infer requests.
         """
@@ -125,6 +146,7 @@ class ClientDoors:
             max_age_secs=config.max_age_secs,
             admission=self._admission,
             read_secs=config.read_secs,
+            tls=self._read(config.tls),
         )
         self._http.start()
         return self._http.port
@@ -135,20 +157,19 @@ class ClientDoors:
         """Open the gRPC door, its port by grpcio if that is chosen; returns it, 0 if it has none.
 
         grpcio does not tell clients of a Unix socket apart. Raises `LoadFailed` if the server is
-        without that part.
+        without that part, and `OSError`.
         """
-        self._tls = config.tls
+        tls = self._read(config.tls)
         given = handlers, self._admission, self._limit, self._access_log
         if listeners:
-            context = config.tls.context() if config.tls else None
-            native = NativeServer(*given, context, config.options)
+            native = NativeServer(*given, tls, config.options)
             self._grpc.append(native)
             await native.start(listeners)
         if config.transport == "native" or config.address == CLOSED:
             return port_of(listeners)
         server = GRPCIO.load()()(*given, config.options, shared)
         self._grpc.append(server)
-        port = server.bind(config.address, config.port, config.tls)
+        port = server.bind(config.address, config.port, tls)
         await server.start()
         return port
 
@@ -162,11 +183,12 @@ class ClientDoors:
         self.http_gate.follow(access)
         self.grpc_gate.follow(access)
 
-    def renew_tls(self) -> None:
-        """Read certificate and key again, for new connections; raises `OSError`."""
-        for door in self._grpc:
-            if self._tls is not None:
-                door.renew(self._tls)
+    def _read(self, files: TlsFiles | None) -> DoorTls | None:
+        """The TLS of a door, which `tls` has from now on; raises `OSError`."""
+        if files is None:
+            return None
+        self.tls.append(DoorTls(files))
+        return self.tls[-1]
 
     def change_rules(self, http: HeaderRules, grpc: HeaderRules) -> None:
         """Apply header rules to all further requests, also of open connections."""

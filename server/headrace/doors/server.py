@@ -16,10 +16,18 @@ from headrace.api.handlers import unary_handlers
 from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import NAMED
 from headrace.build import scraper
+from headrace.core.errors import LoadFailed
 from headrace.core.limits import Shares
 from headrace.core.plugins import OptionalPart
 from headrace.core.quotas import Quotas
-from headrace.doors.clients import ACCESS, ClientDoors, DoorsConfig, GrpcConfig, HttpConfig
+from headrace.doors.clients import (
+    ACCESS,
+    ClientDoors,
+    DoorsConfig,
+    GrpcConfig,
+    HttpConfig,
+    renew_tls,
+)
 from headrace.doors.door import DOORS, Door
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.generate import inference_routes
@@ -28,6 +36,7 @@ from headrace.doors.http.routes import LateApp, late_app
 from headrace.doors.http.server import HttpServer
 from headrace.doors.listeners import CLOSED, UnixSocket, bind, reserve
 from headrace.doors.memory import SUFFIX, MemoryDoor
+from headrace.doors.tls import DoorTls
 from headrace.engine.admission import Admission
 from headrace.engine.client_accounts import limit_clients
 from headrace.engine.engine import Engine
@@ -40,6 +49,7 @@ log = logging.getLogger(__name__)
 
 Bind = Callable[[str, int, bool], socket.socket]
 _LATE_SECS = 1.0  # that a door of another package may take longer than it is told
+_TLS_SECS = 0.5  # between looks at TLS files, which have to be the same in two
 _METRICS_CONNECTIONS = 128  # far more than scrapers have
 
 
@@ -56,7 +66,7 @@ class FrontEnds(Protocol):
         """Kill all of them."""
 
     def renew_tls(self) -> None:
-        """Make them read certificate and key again."""
+        """Make them read TLS files again."""
 
     def change_rules(self, http: HeaderRules, grpc: HeaderRules) -> None:
         """Apply header rules to all further requests."""
@@ -94,6 +104,8 @@ class ServerDoors:
         self._ports: list[socket.socket] = []  # reserved for front ends
         self._sockets: dict[str, UnixSocket] = {}  # by door
         self._memory: list[MemoryDoor] = []  # beside them
+        self._tls: list[DoorTls] = []  # of metrics and control, and in place of those of front ends
+        self._following: asyncio.Task[None] | None = None  # their files
 
     async def open(self) -> None:
         """Open the doors and print their addresses.
@@ -118,23 +130,28 @@ class ServerDoors:
             if self._config.grpc is not None:
                 grpc = await self._open_grpc(self._config.grpc)
         if settings.allow_http:
-            url = f"http://{_host(settings.http_address)}:{http}"
+            scheme = "https" if settings.http_use_ssl else "http"
+            url = f"{scheme}://{_host(settings.http_address)}:{http}"
             more = f"; {front_ends}" if front_ends else ""
             at_port = f"{url}  (documentation at {url}/docs{more})" if http else ""
             self._show("HTTP", "unix", at_port)
         if settings.allow_grpc:
             more = f"  ({front_ends})" if front_ends else ""
-            at_port = f"{_host(settings.grpc_address)}:{grpc}{more}" if grpc else ""
+            scheme = "grpcs://" if settings.grpc_use_ssl else ""
+            at_port = f"{scheme}{_host(settings.grpc_address)}:{grpc}{more}" if grpc else ""
             self._show("gRPC", "grpc+unix", at_port)
         if settings.control_address:
             print(f"control  {self._open_control(settings.control_address)}")
         if settings.allow_metrics:
             port = self._open_metrics()
-            print(f"metrics  http://{_host(settings.metrics_address)}:{port}/metrics")
+            scheme = "https" if settings.metrics_use_ssl else "http"
+            print(f"metrics  {scheme}://{_host(settings.metrics_address)}:{port}/metrics")
         for given in settings.doors:
             name, _, address = given.partition("=")
             print(f"{name:<8} {await self._open_other(name, address)}")
         sys.stdout.flush()
+        if self._tls or self._clients.tls:
+            self._following = asyncio.ensure_future(self._follow_tls())
 
     def _show(self, door: str, scheme: str, at_port: str) -> None:
         """Print a door's addresses, one a line: first that with a port, unless empty."""
@@ -165,13 +182,31 @@ class ServerDoors:
             detail = {"file": self._settings.access}
             audit.record(AuditEntry("Access", outcome, identity=FOLLOWED, detail=detail))
 
-    def renew_tls(self) -> None:
-        """Read certificate and key again, for new connections; raises `OSError`."""
-        if self._front_ends is not None:
-            if (tls := self._settings.tls) is not None:
-                tls.context()  # which says what is wrong with the files
+    async def renew_tls(self, settled: bool = False) -> None:
+        """Read TLS files again, for new connections; `settled` is as in `DoorTls.renew`.
+
+        Raises `OSError` with the reason why files of some doors stay as they are.
+        """
+        changed, wrong = await renew_tls([*self._tls, *self._clients.tls], settled)
+        if self._front_ends is not None and (changed or not (settled or wrong)):
             self._front_ends.renew_tls()
-        self._clients.renew_tls()
+        if changed:
+            log.info("changed TLS files are in effect for new connections")
+        if wrong:
+            raise OSError(wrong)
+
+    async def _follow_tls(self) -> None:
+        """Renew TLS whenever files have changed; what is wrong with them is logged once."""
+        told = ""
+        while True:
+            await asyncio.sleep(_TLS_SECS)
+            try:
+                await self.renew_tls(settled=True)
+                told = ""
+            except (OSError, LoadFailed) as error:  # the latter without a thread
+                if str(error) != told:
+                    told = str(error)
+                    log.error("TLS files stay as they are: %s", told)
 
     def change_rules(self, http: HeaderRules, grpc: HeaderRules) -> None:
         """Apply header rules to all further requests, also of open connections."""
@@ -209,6 +244,8 @@ class ServerDoors:
 
     async def close(self, grace: float) -> None:
         """Close every door; requests in flight have `grace` seconds."""
+        if self._following is not None:
+            self._following.cancel()
         if self._front_ends is not None:
             await self._front_ends.stop()
         self.remove_files()
@@ -293,7 +330,8 @@ class ServerDoors:
             else:
                 host, _, port = address.rpartition(":")
                 listener = bind(host.strip("[]"), int(port))
-                shown = f"http://{_host(host.strip('[]'))}:{listener.getsockname()[1]}"
+                scheme = "https" if config.http_use_ssl else "http"
+                shown = f"{scheme}://{_host(host.strip('[]'))}:{listener.getsockname()[1]}"
         except OSError as error:
             why = error.strerror or error
             raise OSError(f"cannot listen on {address} for control: {why}") from None
@@ -303,6 +341,7 @@ class ServerDoors:
             CountedApp(app, answers, config.access_log),
             [listener], config.http_keep_alive_secs, config.http_body_timeout_secs, gate=gate,
             admission=engine.admission, read_secs=config.progress_timeout_secs,
+            tls=self._own_tls("http"),
         )  # fmt: skip
         self._control.start()
         return shown
@@ -323,10 +362,20 @@ class ServerDoors:
             LateApp([], build), [self._listen("metrics")], settings.http_keep_alive_secs,
             settings.http_body_timeout_secs,
             admission=Admission(0, 0, Shares(connections=_METRICS_CONNECTIONS)),
+            tls=self._own_tls("metrics"),
         )  # fmt: skip
         server.start()
-        engine.metrics_at = settings.metrics_address, server.port
+        scheme = "https" if settings.metrics_use_ssl else "http"
+        engine.metrics_at = scheme, settings.metrics_address, server.port
         return server.port
+
+    def _own_tls(self, door: str) -> DoorTls | None:
+        """TLS by the settings of a door, for another than those of clients; raises `OSError`."""
+        files = self._settings.tls(door)
+        if files is None:
+            return None
+        self._tls.append(DoorTls(files))
+        return self._tls[-1]
 
     def _listeners(self, door: str, address: str) -> list[socket.socket]:
         """Bind a door's Unix socket and then its port; raises `OSError` that names the door."""
@@ -370,9 +419,10 @@ class ServerDoors:
     async def _open_front_ends(self, count: int) -> tuple[int, int]:
         """Start front ends with the HTTP and gRPC doors; returns the ports, 0 for closed ones."""
         engine, config, make = self._engine, self._config, FRONT_ENDS.load()
-        if (tls := self._settings.tls) is not None:
-            tls.context()  # which says what is wrong with the files
         http, grpc = config.http, config.grpc
+        # What is wrong with the files is said here.
+        files = [each.tls for each in (http, grpc) if each is not None]
+        self._tls += [DoorTls(each) for each in files if each is not None]
         if http is not None:
             port, inherited = self._keep("HTTP", http.address)
             http = replace(http, port=port, inherited=inherited)
@@ -404,10 +454,11 @@ def _config(settings: Settings) -> DoorsConfig:
         settings.http_address, settings.http_port, settings.http_fast_path,
         settings.http_keep_alive_secs, settings.http_body_timeout_secs,
         settings.http_max_connection_age_secs, settings.progress_timeout_secs,
+        settings.tls("http"),
     )  # fmt: skip
     grpc = None if not settings.allow_grpc else GrpcConfig(
         settings.grpc_address, settings.grpc_port, settings.grpc_transport, settings.grpc_options,
-        settings.tls,
+        settings.tls("grpc"),
     )  # fmt: skip
     return DoorsConfig(
         http, grpc, settings.http_rules, settings.grpc_rules, settings.max_request_bytes,

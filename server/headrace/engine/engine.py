@@ -198,7 +198,8 @@ class Engine:
         self._backends = backends
         self._watches: Sequence[EngineWatch] = ()
         self.instance_id = secrets.token_hex(16)  # unique to this process
-        self.metrics_at: tuple[str, int] | None = None  # address and port of the metrics, once open
+        # Scheme, address and port of the metrics, once open.
+        self.metrics_at: tuple[str, str, int] | None = None
         self.admission = admission
         self.access: Access | None = None  # who identifies clients; None: nobody
         self.logs = logs or LogControl(LogSettings())
@@ -362,7 +363,7 @@ class Engine:
     def identity(self) -> dict[str, object]:
         """The id of this process, and the address of its metrics, None if they are off."""
         at = self.metrics_at
-        metrics = None if at is None else {"address": at[0], "port": at[1]}
+        metrics = None if at is None else dict(zip(("scheme", "address", "port"), at, strict=True))
         return {"id": self.instance_id, "metrics": metrics}
 
     def model_metadata(self, name: str, version: str = "") -> pb.ModelMetadataResponse:

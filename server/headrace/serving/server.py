@@ -28,7 +28,7 @@ _STOP_SECS = 60.0
 _LOOK_SECS = 0.02
 _LAST_SECS = 1.0  # until the output is left to descendants of the server
 _KEPT = 1 << 20  # bytes of output
-_ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(\S+)", re.MULTILINE)
+_ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(\S+)", re.MULTILINE)
 _STARTED = re.compile(r"^(?:not )?ready after ", re.MULTILINE)
 _SHOWN = 4000  # characters of the log shown in an error
 
@@ -58,9 +58,9 @@ class Server:
             raise
         found = dict(_ADDRESS.findall(self.log))
         if "HTTP" in found:
-            self.url = _url("http", found["HTTP"])
+            self.url = found["HTTP"]
         if "gRPC" in found:
-            self.grpc_url = _url("grpc", found["gRPC"])
+            self.grpc_url = _grpc_url(found["gRPC"])
 
     @property
     def log(self) -> str:
@@ -174,9 +174,9 @@ def serve(
         raise
 
 
-def _url(scheme: str, shown: str) -> str:
-    """The URL of a door's first address, as the server prints it: a port's, or a Unix socket's."""
-    return shown if "unix:" in shown else f"{scheme}://{shown}"
+def _grpc_url(shown: str) -> str:
+    """The URL of the first gRPC address, as the server prints it: a port's, or a Unix socket's."""
+    return shown if "unix:" in shown or "://" in shown else f"grpc://{shown}"
 
 
 def _start(command: list[str], directory: str) -> "subprocess.Popen[bytes]":

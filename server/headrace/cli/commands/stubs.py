@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.command import EXIT_FAILURE, Command, option
-from headrace.cli.remote import complain, parse_header
+from headrace.cli.remote import TLS_OPTIONS, complain, parse_header, tls_files
 from headrace.client import ClientError
 from headrace.client.address import is_address
 
@@ -41,7 +41,7 @@ _TYPES = {"BOOL": "np.bool_", "BYTES": "np.object_", "BF16": "Any"}
 
 def _run(options: argparse.Namespace) -> int:
     try:
-        text, skipped = _text(options.place, dict(options.header))
+        text, skipped = _text(options.place, {"headers": dict(options.header)} | tls_files(options))
         if options.output:
             Path(options.output).write_text(text, encoding="utf-8")
         else:
@@ -65,6 +65,7 @@ STUBS = Command(
             "header to send, such as restricted APIs require; may be repeated",
             many=True, type=parse_header,
         ),
+        *TLS_OPTIONS,
     ),
     help="write types of models, for mypy and other type checkers of programs with a Runner",
     epilog="""\
@@ -76,9 +77,10 @@ with `Digits` imported from models under `if TYPE_CHECKING`.
 )  # fmt: skip
 
 
-def _text(place: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def _text(place: str, given: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     """The stubs of all models, and the reasons of those that are left out.
 
+    Clients are `given` these arguments.
     Raises `ClientError`, or `ValueError` for a place that is none.
     """
     # Imported late: help and usage errors need no engine.
@@ -87,7 +89,7 @@ def _text(place: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     from headrace.serving.sources import ServeError
 
     if is_address(place):
-        with Client(place, headers=headers) as client:
+        with Client(place, **given) as client:
             return _stubs(place, client)
     if not Path(place).is_dir():
         raise ValueError(f"{place} is neither a directory nor a URL such as grpc://host:8001")

@@ -81,13 +81,14 @@ def _locate(options: argparse.Namespace, server: "Client") -> tuple[Address, str
     try:
         if told["metrics"] is None:
             raise CommandFailed(f"the server at {server.address} has no metrics: --allow-metrics")
-        host, port, identity = told["metrics"]["address"], int(told["metrics"]["port"]), told["id"]
+        at, identity = told["metrics"], told["id"]
+        host, port, scheme = at["address"], int(at["port"]), str(at.get("scheme", "http"))
         listens = ipaddress.ip_address(host)
     except (TypeError, KeyError, ValueError):
         raise AnswerError(f"{server.address}/v2 does not say where metrics are: {told}") from None
     # Metrics on a wildcard or loopback address are on the server's host.
     near = listens.is_unspecified or listens.is_loopback
-    return Address("http", own.host if near else host, port), str(identity)
+    return Address(scheme, own.host if near else host, port), str(identity)
 
 
 def _scrape(options: argparse.Namespace, server: "Client", at: Address, identity: str) -> Scrape:

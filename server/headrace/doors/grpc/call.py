@@ -12,7 +12,7 @@ from headrace.core.errors import ServerError
 from headrace.core.identity import ANYONE, Identity, PeerFacts, Permission
 from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
-from headrace.doors.grpc.options import TlsFiles
+from headrace.doors.tls import DoorTls
 from headrace.engine.admission import Account
 from headrace.observability.statistics import OTHER, STATUS_NAMES
 from headrace.protocol.protobuf_contents import varint
@@ -112,14 +112,11 @@ class GrpcServer(Protocol):
     async def stop(self, grace: float) -> None:
         """Accept no more calls, and wait for those in flight, at most `grace` seconds."""
 
-    def renew(self, tls: TlsFiles) -> None:
-        """Read the files again for new connections; raises `OSError` and uses the earlier ones."""
-
 
 class BindingServer(GrpcServer, Protocol):
     """A server that opens its port itself."""
 
-    def bind(self, address: str, port: int, tls: TlsFiles | None) -> int:
+    def bind(self, address: str, port: int, tls: DoorTls | None) -> int:
         """Listen; returns the port. Raises `OSError`."""
 
     async def start(self) -> None:

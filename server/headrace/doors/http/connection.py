@@ -29,6 +29,7 @@ from headrace.core.identity import NO_PEER
 from headrace.core.limits import SLOWEST, Patience
 from headrace.core.tensors import Buffer
 from headrace.core.turns import LONG_READ
+from headrace.doors.acceptor import undelivered
 from headrace.doors.http.asgi import (
     ACCOUNT,
     GONE,
@@ -83,7 +84,8 @@ class ServerState:
 
     A client may take `patience_secs` for the next part of an unfinished request, and `read_secs` to
     read more of an answer. `admission` counts connections and what they hold. Without a `fast`
-    path, the application gets all requests.
+    path, the application gets all requests. Connections that are made while `retiring` close after
+    an answer.
     """
 
     application: AsgiApplication
@@ -93,6 +95,7 @@ class ServerState:
     read_secs: float
     fast: FastPath | None = None
     connections: "set[Connection]" = field(default_factory=set)
+    retiring: bool = False
 
 
 def _memory(head: InferHead, length: int) -> memoryview:
@@ -205,9 +208,9 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_admission", "_answers", "_asgi", "_begun", "_consuming", "_deferring", "_gathering",
-        "_heads", "_held", "_held_at", "_limit", "_out", "_paused", "_peer", "_progress",
-        "_requests", "_retire_at", "_retired", "_sending", "_skip", "_state", "_touched",
-        "access_log", "account", "client", "loop", "transport",
+        "_heads", "_held", "_held_at", "_limit", "_lingers", "_out", "_paused", "_peer",
+        "_progress", "_requests", "_retire_at", "_retired", "_sending", "_skip", "_state",
+        "_touched", "access_log", "account", "client", "loop", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -227,6 +230,7 @@ class Connection(asyncio.Protocol):
         self._begun = self._touched  # start of the request being received
         self._retire_at = inf
         self._retired = False  # the connection closes after the next answer
+        self._lingers = False  # all is written over TLS, and the client has not said that it ends
         self._held = b""  # received, but to be processed later, from `_held_at` on
         self._held_at = 0
         self._paused = False  # nothing is read
@@ -248,6 +252,8 @@ class Connection(asyncio.Protocol):
         """Implements `asyncio.Protocol`."""
         self.transport = stream = cast(asyncio.Transport, transport)
         self._state.connections.add(self)
+        if self._state.retiring:
+            self.retire()
         self._peer = peer_of(transport)
         if self.client is None:
             self.client = client_of(transport)
@@ -277,7 +283,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Close the socket, as the transport does if this returns False."""
-        if self.transport.get_extra_info("ssl_object") is not None:
+        if self._is_secure:
             return False
         return self._admission.turns.end_later(self.transport.close)
 
@@ -360,6 +366,8 @@ class Connection(asyncio.Protocol):
         An old connection closes after its next answer.
         """
         out = self._out
+        if self.transport.is_closing() and self._is_secure:
+            self._end_tls()
         if (out.stalled or out.waiting) and not out.reads(self.held, now):
             self.transport.abort()
         elif (request := self._gathering) is not None:
@@ -369,6 +377,21 @@ class Connection(asyncio.Protocol):
             self._check_unfinished(now)
         if now >= self._retire_at:
             self.retire()
+
+    @property
+    def _is_secure(self) -> bool:
+        return self.transport.get_extra_info("sslcontext") is not None
+
+    def _end_tls(self) -> None:
+        """Close the socket of a client that has got everything, and does not end TLS itself.
+
+        Transports wait for that half a minute. They do not tell all that they have yet to send: so
+        there has to be nothing at two checks.
+        """
+        delivered = not undelivered(self.transport)
+        if delivered and self._lingers:
+            self.transport.abort()
+        self._lingers = delivered
 
     def _check_unfinished(self, now: float) -> None:
         """Close on a request that arrives too slowly, and a connection idle for too long."""
@@ -563,7 +586,7 @@ class Connection(asyncio.Protocol):
         base = {
             "server": _address(info("sockname")),
             "client": self.client,
-            "scheme": "http" if info("sslcontext") is None else "https",
+            "scheme": "https" if self._is_secure else "http",
             ACCOUNT: self.account,
             PEER: self._peer,
         }

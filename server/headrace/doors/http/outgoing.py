@@ -9,6 +9,7 @@ the connection, which passes on the transport's callbacks.
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from sys import maxsize
 
 from headrace.core.tensors import Buffer
 from headrace.doors.acceptor import undelivered
@@ -16,19 +17,22 @@ from headrace.engine.entrance import Progress
 
 _AT_ONCE = 17  # pieces that are written together
 _JOIN = 64 << 10  # bytes up to which pieces are sent as one buffer
+_ENCRYPTED = 256 << 10  # bytes of a piece over TLS: transports encrypt at once all that they get
 
 
 class Outgoing:
     """The bytes that are written to a connection, until its client has read them."""
 
     __slots__ = (
-        "_ending", "_pieces", "_progress", "_resumed", "_transport", "_unsent", "_written",
-        "paused", "stalled",
+        "_ending", "_most", "_pieces", "_progress", "_resumed", "_transport", "_unsent",
+        "_written", "paused", "stalled",
     )  # fmt: skip
 
     def __init__(self, transport: asyncio.Transport, progress: Progress) -> None:
         self._transport = transport
         self._progress = progress
+        # The largest piece.
+        self._most = maxsize if transport.get_extra_info("sslcontext") is None else _ENCRYPTED
         self.paused = False  # the transport has enough
         self.stalled = False  # bytes are unread, or were until just now
         # Most connections have none of these, and an empty deque takes 0.6 KB.
@@ -59,7 +63,7 @@ class Outgoing:
         """Write pieces of `size` bytes together."""
         if not self._pieces and size <= _JOIN:
             self._transport.write(b"".join(pieces))
-        elif not self._pieces and len(pieces) <= _AT_ONCE:
+        elif not self._pieces and len(pieces) <= _AT_ONCE and size <= self._most:
             self._transport.writelines(pieces)
         else:
             # The transport would keep all pieces until the last one is sent.
@@ -113,6 +117,10 @@ class Outgoing:
         pieces = self._pieces
         while pieces and not self.paused:
             piece = pieces.popleft()
+            if len(piece) > self._most:
+                whole = memoryview(piece)
+                piece = whole[: self._most]
+                pieces.appendleft(whole[self._most :])
             self._unsent -= len(piece)
             self._transport.write(piece)
         if self._ending and not pieces:

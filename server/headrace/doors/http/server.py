@@ -11,8 +11,10 @@ from headrace.doors.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
 from headrace.doors.http.asgi import AsgiApplication
 from headrace.doors.http.connection import Connection, FastPath, ServerState
 from headrace.doors.listeners import port_of
+from headrace.doors.tls import DoorTls
 from headrace.engine.admission import Admission
 
+_HANDSHAKE_SECS = 20.0  # for a TLS client, as for the preface of one of gRPC
 _JITTER = 0.1  # so that not all clients reconnect at once
 _LOOK_SECS = 1.0  # between checks for unfinished requests
 _LAST_WRITES_SECS = 0.1  # for the error answers to abandoned requests
@@ -32,6 +34,7 @@ class HttpServer:
         max_age_secs: int = 0,
         admission: Admission | None = None,
         read_secs: int = 60,
+        tls: DoorTls | None = None,
     ) -> None:
         """`patience_secs`: maximum wait for the next part of an unfinished request.
 
@@ -40,7 +43,8 @@ class HttpServer:
 
         With a `fast` path, connections answer infer requests in front of `app`. If the `gate`
         forwards headers, their names are provided in original case. A connection is closed
-        after the next answer once it is `max_age_secs` old, give or take a tenth; 0 for never.
+        after the next answer once it is `max_age_secs` old, give or take a tenth; 0 for never. Unix
+        sockets are without `tls`.
         """
         admission = admission or Admission(0, 0)
         self._application = AsgiApplication(app, gate)
@@ -49,6 +53,7 @@ class HttpServer:
         )
         self._max_age_secs = max_age_secs
         self._listeners = listeners
+        self._tls = tls
         self._acceptors: list[Acceptor] = []
         self._look: asyncio.TimerHandle | None = None
 
@@ -59,13 +64,17 @@ class HttpServer:
 
     def start(self) -> None:
         """Start serving."""
-        failed = self._state.admission.fail_accept
-        proxies = self._state.admission.proxies
-        self._acceptors = [
-            Acceptor(one, self._connection, failed, proxies=proxies) for one in self._listeners
-        ]
-        for acceptor in self._acceptors:
+        admission = self._state.admission
+        for listener in self._listeners:
+            tls = None
+            if self._tls is not None and listener.family != socket.AF_UNIX:
+                tls = self._tls.current
+            acceptor = Acceptor(
+                listener, self._connection, admission.fail_accept, tls,
+                _HANDSHAKE_SECS, admission.has_room, admission.proxies,
+            )  # fmt: skip
             acceptor.start()
+            self._acceptors.append(acceptor)
         self._check_time()
 
     def _connection(self) -> Connection:
@@ -73,8 +82,6 @@ class HttpServer:
         if self._max_age_secs:
             age = self._max_age_secs * uniform(1 - _JITTER, 1 + _JITTER)
             connection.live_until(asyncio.get_running_loop().time() + age)
-        if all(acceptor.closed for acceptor in self._acceptors):
-            connection.retire()
         return connection
 
     async def announce(self, grace: float) -> None:
@@ -84,6 +91,7 @@ class HttpServer:
         """
         if not self._acceptors:
             return
+        self._state.retiring = True
         for acceptor in self._acceptors:
             acceptor.close()
         for connection in self._connections():
@@ -99,6 +107,7 @@ class HttpServer:
 
         Requests in flight after that are answered with 503.
         """
+        self._state.retiring = True
         if self._acceptors:
             for acceptor in self._acceptors:
                 acceptor.close()

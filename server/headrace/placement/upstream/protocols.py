@@ -1,12 +1,12 @@
 """Creation of clients for a model's endpoints, by protocol and scheme."""
 
 import asyncio
-import os
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.connections.endpoint import Endpoint
+from headrace.connections.tls import TlsFileError, client_context
 from headrace.core.plugins import OptionalPart, resolve
 from headrace.core.signature import Signature
 from headrace.core.texts import invalid
@@ -102,21 +102,7 @@ def tls_context(credentials: Credentials) -> ssl.SSLContext:
 
     Blocks while reading files. Raises `InvalidOption`.
     """
-    roots = credentials.root
     try:
-        context = ssl.create_default_context(cadata=roots.decode("ascii") if roots else None)
-    except (ssl.SSLError, UnicodeDecodeError, ValueError):
-        raise invalid("tls_root_cert", "no certificates in the form of PEM") from None
-    if credentials.certificate:
-        # The standard library requires file names. This file has no name elsewhere.
-        descriptor = os.memfd_create("certificate")
-        try:
-            with os.fdopen(os.dup(descriptor), "wb") as file:
-                file.write(credentials.certificate + b"\n" + credentials.key)
-            # Without a callback the library would ask for a password on the terminal.
-            context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
-        except ssl.SSLError:
-            raise invalid("tls_cert", "no certificate and key in the form of PEM") from None
-        finally:
-            os.close(descriptor)
-    return context
+        return client_context(credentials.root, credentials.certificate, credentials.key)
+    except TlsFileError as error:
+        raise invalid(f"tls_{error.part}", str(error)) from None

@@ -10,7 +10,8 @@ from headrace.api.header_rules import HeaderRules
 from headrace.core.identity import Identity, Role
 from headrace.core.limits import Shares
 from headrace.doors.clients import DoorsConfig, GrpcConfig, HttpConfig
-from headrace.doors.grpc.options import GrpcOptions, TlsFiles
+from headrace.doors.grpc.options import GrpcOptions
+from headrace.doors.tls import TlsFiles
 from headrace.engine.entrance import CONTEXT_HEADERS
 from headrace.observability.logs import LogSettings
 from headrace.protocol.http2.keep_alive import KeepAlive
@@ -55,14 +56,17 @@ class FrontendConfig:
         for rules in ("http_rules", "grpc_rules"):
             doors[rules] = HeaderRules(**doors[rules])
         if (http := doors["http"]) is not None:
-            doors["http"] = HttpConfig(**http)
+            doors["http"] = HttpConfig(**(http | {"tls": _tls(http)}))
         if (grpc := doors["grpc"]) is not None:
-            tls = grpc["tls"] and TlsFiles(**grpc["tls"])
             given = grpc["options"]
             options = GrpcOptions(**(given | {"keep_alive": KeepAlive(**given["keep_alive"])}))
-            doors["grpc"] = GrpcConfig(**(grpc | {"tls": tls, "options": options}))
+            doors["grpc"] = GrpcConfig(**(grpc | {"tls": _tls(grpc), "options": options}))
         read = {"shares": Shares(**document["shares"]), "logs": LogSettings(**document["logs"])}
         return cls(**{**document, "doors": DoorsConfig(**doors), **read})
+
+
+def _tls(door: Mapping[str, Any]) -> TlsFiles | None:
+    return None if door["tls"] is None else TlsFiles(**door["tls"])
 
 
 @dataclass(frozen=True, slots=True)

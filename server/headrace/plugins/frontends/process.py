@@ -20,7 +20,6 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import orjson
@@ -37,7 +36,14 @@ from headrace.core.errors import ExecutionFailed, LoadFailed, QuotaExceeded, Ser
 from headrace.core.identity import ANYONE, NO_PEER
 from headrace.core.process import allow_many_files, serve_promptly
 from headrace.core.tensors import Buffer
-from headrace.doors.clients import ACCESS, ClientDoors, DoorsConfig, GrpcConfig, HttpConfig
+from headrace.doors.clients import (
+    ACCESS,
+    ClientDoors,
+    DoorsConfig,
+    GrpcConfig,
+    HttpConfig,
+    renew_tls,
+)
 from headrace.doors.grpc.call import Unary
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.asgi import OPERATION, PEER
@@ -542,11 +548,13 @@ def main(descriptor: int) -> int:
     return uvloop.run(_serve(socket.socket(fileno=descriptor)))
 
 
-def _renew_tls(doors: ClientDoors) -> None:
+async def _renew_tls(doors: ClientDoors) -> None:
     try:
-        doors.renew_tls()
-    except OSError as error:
-        log.error("TLS files stay as they are in a front end: %s", error)
+        _, wrong = await renew_tls(doors.tls)
+    except LoadFailed as error:  # no thread
+        wrong = str(error)
+    if wrong:
+        log.error("TLS files stay as they are in a front end: %s", wrong)
 
 
 async def _serve(sock: socket.socket) -> int:
@@ -569,7 +577,14 @@ async def _serve(sock: socket.socket) -> int:
     link.tells_addresses = config.doors.infer_audited
     if link.rules is not None:
         doors.change_rules(*link.rules)
-    link.on_tls = partial(_renew_tls, doors)
+    renewing = set[asyncio.Task[None]]()
+
+    def on_tls() -> None:
+        task = loop.create_task(_renew_tls(doors))
+        renewing.add(task)
+        task.add_done_callback(renewing.discard)
+
+    link.on_tls = on_tls
     link.on_rules = doors.change_rules
     try:
         if path := config.doors.access_file:

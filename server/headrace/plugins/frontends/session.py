@@ -106,7 +106,7 @@ class ForwardedCall:
         try:
             if "grpc" in head:
                 given = [text.encode("latin-1", "replace") for text in head["given"]]
-                permission, peer = _TABLE[head["grpc"]].permission, PeerFacts(*head["peer"])
+                permission, peer = _TABLE[head["grpc"]].permission, _peer(head["peer"])
                 identity = host.gate.require(permission, lambda name: given, peer)
                 call = BareCall(identity, peer, head["id"])
                 meta, rest = b"{}", await host.unary[head["grpc"]](body, call)
@@ -118,6 +118,18 @@ class ForwardedCall:
             log.error("bug in a call of a front end", exc_info=error)
             kind, meta, rest = LinkKind.FAIL, b" ", b""
         host.answer(self._number, kind, meta, rest)
+
+
+def _peer(given: Sequence[Any]) -> PeerFacts:
+    """The facts about a client, whose certificate has tuples again, which JSON lacks."""
+    address, certificate, *process = given
+    if certificate is not None:
+        certificate = {name: _tuples(value) for name, value in certificate.items()}
+    return PeerFacts(address, certificate, *process)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 async def _http(app: ASGIApp, head: Any, receive: Receive) -> tuple[bytes, bytes]:
@@ -136,7 +148,7 @@ async def _http(app: ASGIApp, head: Any, receive: Receive) -> tuple[bytes, bytes
         "client": (head["client"], 0),
         "server": head["server"],
         "state": {},
-        PEER: PeerFacts(*head["peer"]),
+        PEER: _peer(head["peer"]),
     }
     document: dict[str, object] = {}
     pieces: list[bytes] = []

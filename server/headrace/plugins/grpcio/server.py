@@ -5,7 +5,6 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -29,7 +28,8 @@ from headrace.doors.grpc.call import (
     retry_details,
 )
 from headrace.doors.grpc.inference import InferCall
-from headrace.doors.grpc.options import LEVELS, GrpcOptions, TlsFiles
+from headrace.doors.grpc.options import LEVELS, GrpcOptions
+from headrace.doors.tls import DoorTls, TlsContents
 from headrace.engine.admission import Account, Admission, ConnectionAccount
 from headrace.protocol.grpc import CANCELLED
 from headrace.protocol.parameters import TIMING, exact_timing, time_of
@@ -273,7 +273,6 @@ class GrpcioServer:
         )
         self._answers = admission.answers
         self._handlers = handlers
-        self._certificates: _Certificates | None = None
         unaries: dict[str, _Unary] = dict(handlers.unary)
         for path, direct in handlers.direct.items():
             unaries[path] = lambda data, call, direct=direct: call.awaited(direct, data)  # type: ignore[misc]
@@ -294,17 +293,15 @@ class GrpcioServer:
             )
         )
 
-    def bind(self, address: str, port: int, tls: TlsFiles | None = None) -> int:
+    def bind(self, address: str, port: int, tls: DoorTls | None = None) -> int:
         """Listen; returns the port. Raises `OSError`."""
         host = f"[{address}]" if ":" in address else address
         try:
             if tls is None:
                 bound = self._server.add_insecure_port(f"{host}:{port}")
             else:
-                self._certificates = _Certificates(tls)
-                bound = self._server.add_secure_port(
-                    f"{host}:{port}", self._certificates.credentials(tls.mutual)
-                )
+                credentials = _Certificates(tls).credentials()
+                bound = self._server.add_secure_port(f"{host}:{port}", credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {host}:{port}: {error}") from None
         if not bound:
@@ -321,11 +318,6 @@ class GrpcioServer:
     async def stop(self, grace: float) -> None:
         """Accept no more calls, and wait for those in flight, at most `grace` seconds."""
         await self._server.stop(grace)
-
-    def renew(self, tls: TlsFiles) -> None:
-        """Implements `Server.renew`."""
-        assert self._certificates is not None, "a server without TLS. This is a bug."
-        self._certificates.read(tls)
 
     def _unary(self, path: str, handler: _Unary) -> Any:
         answers = self._answers.of("grpc", operation_of(path))
@@ -445,23 +437,25 @@ def _address(peer: str) -> str:
 
 
 class _Certificates:
-    """The certificate, key and roots of a server, which the library asks for at each handshake."""
+    """The certificates, keys and roots of a server, which the library asks for at each handshake.
 
-    def __init__(self, tls: TlsFiles) -> None:
-        self.read(tls)
+    The library chooses among certificates by the host that the client names.
+    """
 
-    def read(self, tls: TlsFiles) -> None:
-        """Read the files for all further handshakes; raises `OSError` if they are wrong."""
-        tls.context()  # raises with the problem of the files
-        roots = Path(tls.root).read_bytes() if tls.root else None
-        pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
-        self._new: Any = grpc.ssl_server_certificate_configuration([pair], roots)
+    def __init__(self, tls: DoorTls) -> None:
+        self._tls = tls
+        self._given: TlsContents | None = None
 
-    def credentials(self, mutual: bool) -> grpc.ServerCredentials:
-        """Credentials of a server; `mutual` requires a certificate of clients."""
-        return grpc.dynamic_ssl_server_credentials(self._next(), self._next, mutual)
+    def credentials(self) -> grpc.ServerCredentials:
+        """Credentials of a server."""
+        first = self._next()
+        return grpc.dynamic_ssl_server_credentials(first, self._next, self._tls.files.mutual)
 
     def _next(self) -> Any:
         """Configuration for a handshake, None if it has not changed; called on other threads."""
-        found, self._new = self._new, None
-        return found
+        contents = self._tls.contents
+        if contents is self._given:
+            return None
+        self._given = contents
+        pairs = [(key, certificate) for certificate, key in contents.pairs]
+        return grpc.ssl_server_certificate_configuration(pairs, contents.roots or None)

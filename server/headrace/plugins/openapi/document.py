@@ -393,9 +393,9 @@ _TRACE = {
     "trace_mode": _TEXT | {"enum": ["triton", "opentelemetry"]},
 }  # fmt: skip
 # The metrics' address; null if there is none.
-_METRICS = _record({"address": _TEXT, "port": {"type": "integer"}}, "address", "port") | {
-    "type": ["object", "null"]
-}
+_METRICS = _record(
+    {"scheme": _TEXT, "address": _TEXT, "port": {"type": "integer"}}, "scheme", "address", "port"
+) | {"type": ["object", "null"]}
 _INDEX_ENTRY = {
     "name": _TEXT, "version": _TEXT, "reason": _TEXT,
     "state": _TEXT | {"enum": ["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"]},

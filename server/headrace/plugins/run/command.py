@@ -11,12 +11,14 @@ from headrace import __version__
 from headrace.cli.command import EXIT_INTERRUPTED, EXIT_USAGE, Command, OptionGroup, option
 from headrace.cli.remote import (
     EXIT_PIPE,
+    TLS_OPTIONS,
     complain,
     parse_header,
     parse_model,
     parse_positive,
     parse_version,
     print_json,
+    tls_files,
 )
 from headrace.client.address import Address
 from headrace.plugins.run.sources import (
@@ -111,6 +113,7 @@ class _TableRun:
         settings: dict[str, Any] = {"timeout": options.timeout}
         if options.header:
             settings["headers"] = dict(options.header)
+        settings |= tls_files(options)
         if options.model_repository:  # requests for tables are larger than those of clients
             settings["default_max_batch_size"] = _BATCH_ROWS
         outputs = [name for one in options.outputs for name in one] or None
@@ -233,8 +236,8 @@ def _place(options: argparse.Namespace) -> str:
     if options.model_repository and options.url:
         raise UsageFailed("--model-repository and --url exclude each other")
     if options.model_repository:
-        if options.header:
-            raise UsageFailed("--header is for a server, which --url names")
+        if options.header or tls_files(options):
+            raise UsageFailed("--header and --tls-... are for a server, which --url names")
         return str(options.model_repository)
     if not (url := options.url or os.environ.get(URL_ENV)):
         raise UsageFailed(f"where is the model? --model-repository, --url or {URL_ENV} tells")
@@ -376,6 +379,7 @@ RUN = Command(
                f" ${URL_ENV})"),
         option("--header 'NAME: VALUE'", "header to send; may be repeated", many=True,
                type=parse_header),
+        *TLS_OPTIONS,
         option("--timeout SECS", f"seconds to wait for an answer (default: {_TIMEOUT_SECS:g})",
                type=parse_positive, default=_TIMEOUT_SECS),
         option("--patience SECS", "seconds to ask again while a server is away or overloaded"

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import ssl
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,7 +19,8 @@ from headrace.doors.grpc.native.connection import (
     Rpc,
     ServerContext,
 )
-from headrace.doors.grpc.options import GrpcOptions, TlsFiles
+from headrace.doors.grpc.options import GrpcOptions
+from headrace.doors.tls import DoorTls
 from headrace.engine.admission import Admission
 from headrace.protocol.http2.protocol import Limits
 
@@ -37,7 +37,7 @@ class NativeServer(ServerContext):
         admission: Admission,
         max_request_bytes: int,
         access_log: bool,
-        tls: ssl.SSLContext | None = None,
+        tls: DoorTls | None = None,
         options: GrpcOptions | None = None,
         door: str = "grpc",
     ) -> None:
@@ -63,10 +63,12 @@ class NativeServer(ServerContext):
     async def start(self, listeners: list[socket.socket]) -> None:
         """Start serving on bound sockets, with TLS except on Unix sockets."""
         for listener in listeners:
+            tls = None
+            if self._tls is not None and listener.family != socket.AF_UNIX:
+                tls = self._tls.current
             acceptor = Acceptor(
                 listener, lambda: GrpcConnection(self), self.admission.fail_accept,
-                None if listener.family == socket.AF_UNIX else self._tls,
-                PREFACE_SECS, self.admission.has_room, self.admission.proxies,
+                tls, PREFACE_SECS, self.admission.has_room, self.admission.proxies,
             )  # fmt: skip
             acceptor.start()
             self._acceptors.append(acceptor)
@@ -95,11 +97,6 @@ class NativeServer(ServerContext):
         await self._empty(end - self.loop.time())
         for connection in list(self.connections):
             connection.abort()
-
-    def renew(self, tls: TlsFiles) -> None:
-        """Implements `Server.renew`."""
-        assert self._tls is not None, "a server without TLS. This is a bug."
-        tls.renew(self._tls)
 
     def _forget_heads(self) -> None:
         """Forget the heads of calls, whose refusals follow from rules that have changed."""
