@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.api.handlers import HANDLERS
+from headrace.core.identity import ANYONE
 from headrace.engine.metrics import ServerCollector, process_registry, scrape
 from headrace.engine.pieces import Pieces
 from headrace.protocol.pb import grpc_service_pb2 as pb
@@ -71,10 +72,10 @@ async def test_documents_about_many_models_are_made_in_pieces(tmp_path: Path) ->
     assert index.json is not None
     with counting() as now:
         for making, least in (
-            (statistics.answer(engine, pb.ModelStatisticsRequest()), _MODELS),
-            (statistics.json(engine, {}, {}), _MODELS),
-            (index.answer(engine, pb.RepositoryIndexRequest()), _MODELS),
-            (index.json(engine, {}, {}), _MODELS),
+            (statistics.answer(engine, pb.ModelStatisticsRequest(), ANYONE), _MODELS),
+            (statistics.json(engine, {}, {}, ANYONE), _MODELS),
+            (index.answer(engine, pb.RepositoryIndexRequest(), ANYONE), _MODELS),
+            (index.json(engine, {}, {}, ANYONE), _MODELS),
             (scrape(collector, registry), _MODELS // 5),
         ):
             before = now[0]
