@@ -220,4 +220,15 @@ FOUND: Mapping[str, Case] = {
         frame=16_384,
         ending="half",
     ),
+    "many-members": Case(
+        door="http",
+        operation="ModelInfer",
+        changes=(Change("inputs.contents.bytes_contents", "entries", amount=800_000),),
+        model="text",
+        requests=2,
+        compression="deflate",
+        write=16_384,
+        ending="cut",
+        unread=True,
+    ),
 }

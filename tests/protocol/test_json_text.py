@@ -4,7 +4,8 @@ import json
 import re
 import subprocess
 import sys
-from itertools import chain
+import tracemalloc
+from itertools import chain, cycle, islice
 from math import nan
 from sys import maxsize
 from typing import Any
@@ -15,7 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidRequest
-from headrace.protocol.json_text import MAX_VALUES, LongArray, ScanSizes, parse_json, parse_long
+from headrace.protocol.json_text import (
+    MAX_MEMBERS,
+    MAX_VALUES,
+    LongArray,
+    ScanSizes,
+    parse_json,
+    parse_long,
+)
 from tests.protocol.strategies import PROPERTY, memory_within, mutations, outcome
 
 SMALL = ScanSizes(lifted=4, block=16, piece=8)
@@ -107,11 +115,35 @@ def test_text_beside_long_arrays_is_bounded() -> None:
         parse_long(text, SMALL, beside - 1)
 
 
-def test_text_beside_long_arrays_is_charged() -> None:
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["1"], ["1.25"], ['"ab"'], ["[]"], ["[1.5]"], ["[[[]]]"], ["{}"], ['{"a":1.5}'],
+        [f'{{"{number:x}":[]}}' for number in range(1000)],
+    ],
+)  # fmt: skip
+def test_text_beside_long_arrays_is_charged_with_what_it_takes(values: list[str]) -> None:
+    count = 100_000 // (values[0].count(":") + 1)
+    text = b'{"x":[{},%b]}' % ",".join(islice(cycle(values), count)).encode()
+    charged = list[int]()
+    tracemalloc.start()
+    try:
+        found = parse_long(text, charge=charged.append)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found["x"]) == count + 1
+    assert len(charged) == 1
+    assert len(text) < taken < 1.5 * charged[0]
+
+
+def test_long_arrays_are_not_charged_with_the_text_beside_them() -> None:
     before, behind, charged = b'{"id":"%b","x":' % (b"i" * 90), b"}", list[int]()
     parse_long(before + b"[%b1]" % (b"1," * 100) + behind, SMALL, charge=charged.append)
+    parse_long(before + b"[%b1]" % (b"1," * 900) + behind, SMALL, charge=charged.append)
     parse_long(before + b"1" + behind, SMALL, charge=charged.append)
-    assert charged == [len(before + behind), len(before + behind) + 1]
+    assert charged[0] == charged[1]
+    assert len(before + behind) < charged[2] < 1000
 
 
 def test_a_member_cannot_forge_a_long_array() -> None:
@@ -128,12 +160,24 @@ def test_number_of_elements(array: str, count: int) -> None:
     assert LongArray(array.encode(), 0, len(array)).elements() == count
 
 
-@pytest.mark.parametrize("filling", ["1,", '"a":1,', "{},", '"b":[],'])
-def test_values_beside_long_arrays_are_bounded(filling: str) -> None:
-    inner = (filling * (MAX_VALUES + 2))[:-1]
+@pytest.mark.parametrize(
+    ("filling", "of_each"), [("1,", 1), ('"a":1,', 1), ("{},", 2), ('"b":[],', 2), ("[[[]]],", 4)]
+)
+def test_values_beside_long_arrays_are_bounded(filling: str, of_each: int) -> None:
+    inner = (filling * (MAX_VALUES // of_each + 1))[:-1]
     text = f'{{"x":{{{inner}}}}}' if ":" in filling else f"[{inner}, {{}}]"
     with pytest.raises(InvalidRequest, match=f"more than {MAX_VALUES} values"):
         parse_long(text.encode())
+
+
+@pytest.mark.parametrize("inner", ['"%x":1', '"x":{"%x":[]}', '"a:\\":":"%x"'])
+def test_members_of_objects_are_bounded(inner: str) -> None:
+    count = MAX_MEMBERS // inner.count('":') - 1
+    members = ",".join(inner % number for number in range(count))
+    assert parse_long(b'{"data":{%b}}' % members.encode())
+    members += ',"":0' * (MAX_MEMBERS - count)
+    with pytest.raises(InvalidRequest, match=f"beside long arrays, at most {MAX_MEMBERS} are"):
+        parse_long(b'{"data":{%b}}' % members.encode())
 
 
 # --- bare words
@@ -205,9 +249,11 @@ def test_scanning_many_brackets_takes_little_memory() -> None:
         assert len(parse_long(text)["x"]) == 2 * depth
 
 
-def test_commas_in_strings_are_not_counted() -> None:
-    text = b'{"text":"%b"}' % (b"," * (2 * MAX_VALUES))
-    assert len(parse_long(text)["text"]) == 2 * MAX_VALUES
+@pytest.mark.parametrize("sign", [b",", b"[", b"{", b":"])
+def test_signs_in_strings_are_not_counted(sign: bytes) -> None:
+    text, charged = b'{"text":"%b"}' % (sign * (2 * MAX_VALUES)), list[int]()
+    assert len(parse_long(text, charge=charged.append)["text"]) == 2 * MAX_VALUES
+    assert charged[0] < len(text) + 1000
 
 
 _PARSE = """

@@ -26,9 +26,13 @@ from headrace.core.limits import Charge, uncharged
 from headrace.core.tensors import Array, Buffer
 
 WHOLE = 1 << 20  # bytes of a text parsed at once: some milliseconds
-MAX_VALUES = 1_000_000  # in the remaining text of a longer one: a few tens of milliseconds
+# In the remaining text of a longer one, each a few tens of milliseconds: values and containers, and
+# names of members, which are hashed and kept each. All tensors of a request have fewer.
+MAX_VALUES = 1_000_000
+MAX_MEMBERS = 1 << 17
+_VALUE_BYTES, _MEMBER_BYTES = 64, 128  # memory of one as an object, beside its text
 _SPACE = b" \t\r\n"
-_OPEN, _CLOSE = ord("["), ord("]")
+_OPEN, _CLOSE, _COLON = ord("["), ord("]"), ord(":")
 
 
 class ScanSizes(NamedTuple):
@@ -105,6 +109,31 @@ class LongArray:
         return end
 
 
+class _Objects:
+    """Numbers of values and of members in a text, which become objects."""
+
+    def __init__(self) -> None:
+        self.values = self.members = 0
+        self.complete = True
+
+    def count(self, codes: Array, outside: Array) -> None:
+        """Count those in a block, with its mask outside of strings."""
+        if outside.any():
+            self.values += count_values(codes, outside)
+            self.members += int(np.count_nonzero((codes == _COLON) & outside))
+
+    def nbytes(self) -> int:
+        """Bytes that they may take beside their texts; raises `InvalidRequest` for too many."""
+        if self.values > MAX_VALUES:
+            raise _too_many()
+        if self.members > MAX_MEMBERS:
+            raise InvalidRequest(
+                f"the request JSON holds {self.members} members of objects beside long arrays, at"
+                f" most {MAX_MEMBERS} are allowed"
+            )
+        return self.values * _VALUE_BYTES + self.members * _MEMBER_BYTES
+
+
 def parse_long(
     given: Buffer,
     sizes: ScanSizes = SIZES,
@@ -114,19 +143,19 @@ def parse_long(
     """Parse `given`, with a `LongArray` for every long array that is a member of an object.
 
     Only looked for where requests have tensors: no deeper than in objects of a list of the
-    outermost object. `charge` is called with the bytes of the remaining text, which become objects,
-    and may raise. Raises `InvalidRequest`, also for more than `MAX_VALUES`, or `most` bytes, in the
-    remaining text.
+    outermost object. `charge` is called with the bytes that the remaining text may take as objects,
+    and may raise. Raises `InvalidRequest`, also for more than `MAX_VALUES`, `MAX_MEMBERS` or `most`
+    bytes in the remaining text.
     """
     # Copying the text in one piece would hold the interpreter lock while its pages are allocated.
     text = memoryview(given)
-    spans = list(_long_arrays(text, sizes))
+    objects = _Objects()
+    spans = list(_long_arrays(text, sizes, objects))
     beside = len(text) - sum(stop - start for start, stop in spans)
     if beside > most:
         raise InvalidRequest(
             f"the request JSON holds {beside} bytes beside long arrays, at most {most} are allowed"
         )
-    charge(beside)
     mark = token_hex(8)
     rest = text
     if spans:
@@ -137,10 +166,11 @@ def parse_long(
             position = stop
         pieces.append(bytes(text[position:]))
         rest = memoryview(b"".join(pieces))
-    parts = range(0, len(rest), sizes.block)
-    found = sum(bytes(rest[start : start + sizes.block]).count(b",") for start in parts)
-    if found > MAX_VALUES and _commas(rest, 0, len(rest), sizes) > MAX_VALUES:
-        raise _too_many()
+    if spans or not objects.complete:
+        objects = _Objects()
+        for codes, outside, _ in unquoted(rest, 0, len(rest), sizes):
+            objects.count(codes, outside)
+    charge(beside + objects.nbytes())
     document = parse_piece(rest)
     if spans and type(document) is dict:
         arrays = [LongArray(text, start, stop, sizes) for start, stop in spans]
@@ -161,13 +191,22 @@ def _put_back(members: dict[str, Any], mark: str, arrays: list[LongArray]) -> No
             members[name] = arrays[value[mark]]
 
 
-def _long_arrays(text: memoryview, sizes: ScanSizes) -> Iterator[tuple[int, int]]:
-    """Find long arrays without objects in them that are members of objects: (start, stop)."""
+def _long_arrays(
+    text: memoryview, sizes: ScanSizes, objects: _Objects
+) -> Iterator[tuple[int, int]]:
+    """Find long arrays without objects in them that are members of objects: (start, stop).
+
+    `objects` are counted on the way, with those in these arrays, but not within the longest ones.
+    """
     opened = -1  # start of the array being skipped
     depth = events = 0
     for codes, outside, start in unquoted(text, 0, len(text), sizes):
         lower = codes | 32  # maps [ and ] to { and }
         places = np.flatnonzero(((lower == ord("{")) | (lower == ord("}"))) & outside)
+        if not len(places) and opened >= 0:
+            objects.complete = False
+            continue
+        objects.count(codes, outside)
         if not len(places):
             continue
         kinds = codes[places]

@@ -170,15 +170,15 @@ def decode_infer(
     """Decode a body whose first `json_size` bytes are JSON; None: all of it.
 
     Large inputs that do not fit `signature`, if given, are refused before their data is decoded;
-    the complete check is the caller's. `charge` is called with the decoded size of long data.
-    Raises `InvalidRequest`, and whatever `charge` raises.
+    the complete check is the caller's. `charge` is called with the decoded size of long data, and
+    of what is beside it in a long body. Raises `InvalidRequest`, and whatever `charge` raises.
     """
     size = len(body)
     quick = False
     if size <= LONG:
         body = bytes(body)
         quick = body.rfind(b"true", 0, json_size) < 0 and body.rfind(b"false", 0, json_size) < 0
-    document, tail = _parse(body, json_size, MAX_BESIDE)
+    document, tail = _parse(body, json_size, MAX_BESIDE, charge)
     if type(document) is not dict:
         raise InvalidRequest(f"the request must be a JSON object, got {json_name(type(document))}")
     request_id = document.get("id", "")
@@ -415,12 +415,17 @@ def takes_long(body: Buffer, json_size: str | None, signature: Signature | None)
 # --- common to requests and responses
 
 
-def _parse(body: Buffer, json_size: int | None, lifts: int = 0) -> tuple[Any, memoryview]:
-    """Parse the JSON part; returns it and the binary data behind it; `lifts` as in `parse_json`."""
+def _parse(
+    body: Buffer, json_size: int | None, lifts: int = 0, charge: Charge = uncharged
+) -> tuple[Any, memoryview]:
+    """Parse the JSON part; returns it and the binary data behind it.
+
+    `lifts` and `charge` as in `parse_json`.
+    """
     if json_size is None:
-        return parse_json(body, lifts), memoryview(b"")
+        return parse_json(body, lifts, charge), memoryview(b"")
     view = memoryview(body)
-    return parse_json(view[:json_size], lifts), view[json_size:]
+    return parse_json(view[:json_size], lifts, charge), view[json_size:]
 
 
 def _member(
