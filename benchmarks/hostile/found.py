@@ -231,4 +231,13 @@ FOUND: Mapping[str, Case] = {
         ending="cut",
         unread=True,
     ),
+    "forwarded-loads": Case(
+        door="grpc",
+        operation="RepositoryModelLoad",
+        changes=(Change("parameters.bool_param", "nest", amount=62_000_000),),
+        requests=16,
+        compression="deflate",
+        write=16_384,
+        frame=1024,
+    ),
 }

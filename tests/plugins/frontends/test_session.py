@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
+from headrace.api.operations import handed_on
 from headrace.core.call import (
     Call,
     InferResponse,
@@ -19,12 +20,13 @@ from headrace.core.call import (
 )
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import NotFound, Overloaded, QuotaExceeded
-from headrace.core.identity import Identity, Role
+from headrace.core.identity import Identity, PeerFacts, Role
 from headrace.core.quotas import Quota, Quotas
 from headrace.core.tensors import Buffer, Tensor
+from headrace.doors.grpc.call import Unary
 from headrace.engine.admission import Held
 from headrace.engine.client_accounts import limit_clients
-from headrace.ipc.frames import IN_FILE, Header, frame, pack_header
+from headrace.ipc.frames import IN_FILE, INLINE, Header, frame, pack_header
 from headrace.observability.audit import AuditEntry, AuditOutcome
 from headrace.plugins.frontends.channel import FrameChannel
 from headrace.plugins.frontends.link_infer import (
@@ -53,10 +55,11 @@ class FrontEnd:
         self.frames: list[tuple[LinkKind, int, int, bytes, bytes]] = []
         self.lost: list[str] = []
         self.ready = 0
+        self.unary: dict[str, Unary] = {}  # handlers of calls over gRPC, by path
         ours, theirs = socket.socketpair()
         self.entries: list[AuditEntry] = []
         self.host = FrontEndSession(
-            ours, self.engine, unanswered, {}, self._on_ready, self.lost.append,
+            ours, self.engine, unanswered, self.unary, self._on_ready, self.lost.append,
             record=self.entries.append,
         )  # fmt: skip
         self.sock: socket.socket = theirs
@@ -136,6 +139,25 @@ async def test_requests_of_one_read_are_submitted_together(front_end: FrontEnd) 
         front_end.infer(number)
     await until(lambda: bool(seen))
     assert seen == [30]
+
+
+@pytest.mark.parametrize("size", [INLINE, INLINE + 1, 5 << 20])
+async def test_a_large_message_is_handled_where_it_was_received(
+    front_end: FrontEnd, size: int
+) -> None:
+    kinds: list[type] = []
+    path = handed_on()[0]
+    head = orjson.dumps({"grpc": path, "given": [], "peer": [*PeerFacts()], "id": ""})
+
+    async def handle(data: Buffer, call: object) -> bytes:
+        kinds.append(type(data))
+        return b"%d %d" % (len(data), bytes(data).count(b"y"))
+
+    front_end.unary[path] = handle
+    front_end.channel.send_parts(LinkKind.CALL, 0, 3, head, [b"y" * size])
+    await until(lambda: bool(front_end.frames))
+    assert front_end.frames == [(LinkKind.ANSWER, 3, 0, b"{}", b"%d %d" % (size, size))]
+    assert kinds == [bytes if size <= INLINE else memoryview]
 
 
 async def test_refusals(front_end: FrontEnd) -> None:

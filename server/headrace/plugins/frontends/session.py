@@ -70,8 +70,8 @@ class ForwardedCall:
     The front end sends the body of an HTTP request in pieces, each when it is asked for.
     """
 
-    def __init__(self, host: "FrontEndSession", number: int, head: dict[str, Any], body: bytes):
-        """`number` is the call's on the link."""
+    def __init__(self, host: "FrontEndSession", number: int, head: dict[str, Any], body: Buffer):
+        """`number` is the call's on the link; a large message stays where it was received."""
         self._host = host
         self._number = number
         self._more = bool(head.get("body"))  # of the body
@@ -101,7 +101,7 @@ class ForwardedCall:
         self._told = not self._more
         return {"type": "http.request", "body": piece, "more_body": self._more}
 
-    async def _run(self, head: dict[str, Any], body: bytes) -> None:
+    async def _run(self, head: dict[str, Any], body: Buffer) -> None:
         host, kind = self._host, LinkKind.ANSWER
         try:
             if "grpc" in head:
@@ -574,7 +574,7 @@ class FrontEndSession:
             raise BrokenFrame(f"an invalid call: {error}") from None
         if type(head) is not dict:
             raise BrokenFrame("a call that is no object")
-        self._under_way[number] = ForwardedCall(self, number, head, bytes(rest))
+        self._under_way[number] = ForwardedCall(self, number, head, rest)
 
     def answer(self, number: int, kind: LinkKind, meta: bytes, rest: bytes) -> None:
         """Send the answer to a call, unless it was cancelled."""
