@@ -189,7 +189,7 @@ def test_inboxes_are_a_door(tmp_path: Path) -> None:
 # The quick cases of the contract suite that need a plugin: those of files, or of tests. Front ends
 # are further carriers of many tests.
 OWN_CASES: Mapping[str, Sequence[str]] = {
-    "access": ["test_access_file"],
+    "access": ["test_access", "test_access_file"],
     "audit": ["test_audit"],
     "cuda_memory": ["test_shared_memory::test_cuda_without_a_gpu"],
     "dialects": ["test_remote_tfserving"],

@@ -354,6 +354,7 @@ class WorkerProcess:
         self._deadline = deadline
         fields = {"model": spec.model, "version": spec.version}
         self._output = ProcessOutput("", fields)
+        confinement = spec.confinement
         with ExitStack() as ours, ExitStack() as theirs:
             try:
                 own, other = (end.detach() for end in socket.socketpair())
@@ -363,7 +364,6 @@ class WorkerProcess:
                 ours.callback(self._heartbeat.close)
                 beats = self._heartbeat.descriptor
                 theirs.callback(os.close, beats)
-                confinement = spec.confinement
                 limits = spec.limits if confinement is None else None
                 self._child = ChildProcess(
                     command(spec.python, other, beats, limits), spec.environment(), self._output,
