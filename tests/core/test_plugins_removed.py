@@ -201,6 +201,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
     ],
     # Tests hold models on threads of the server's process.
     "in_process": [
+        "test_unix_sockets",
         "test_deadlines", "test_grpc_stream", "test_in_process", "test_limits", "test_loose_models",
         "test_pings", "test_scheduling", "test_unchanged_models", "test_warmup",
         "test_generate::test_limits", "test_grpc_transport::test_a_deadline",
