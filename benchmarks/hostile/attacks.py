@@ -99,6 +99,15 @@ def _http(target: Target, model: str, body: bytes, times: int = 1, json_size: in
     return fire
 
 
+def _by_eight(ask: Callable[[], None]) -> None:
+    """Do the same by eight clients at a time."""
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def _binary(model: str, datatype: str, shape: Sequence[int], data: bytes) -> tuple[bytes, int]:
     """The body of a request with one binary tensor, and the size of its JSON."""
     head = (
@@ -491,14 +500,7 @@ def large_bodies(target: Target) -> Fire:
                     made.recv(1 << 16)
                 made.settimeout(60)
 
-    def fire() -> None:
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    return fire
+    return partial(_by_eight, ask)
 
 
 def endless_upstream(target: Target) -> Fire:
@@ -811,14 +813,7 @@ def over_quota(target: Target) -> Fire:
                 while answered < 50 and (data := made.recv(MB)):
                     answered += data.count(b"HTTP/1.1 ")
 
-    def fire() -> None:
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    return fire
+    return partial(_by_eight, ask)
 
 
 def many_threads(target: Target) -> Fire:

@@ -124,7 +124,7 @@ class Gate:
         peer: PeerFacts = NO_PEER,
         changes: bool = False,
     ) -> Identity:
-        """The same as `enter`, for a request that is refused elsewhere if it is refused here.
+        """Find the client like `enter`, without a record of a refusal, which follows elsewhere.
 
         Raises `Restricted` without the header that the operation's category requires,
         `Unauthenticated`, `Forbidden` for a client without any role for it, and `NotFound` for an
@@ -132,8 +132,7 @@ class Gate:
         """
         if self._read_only and operation.needs(changes) in CHANGING:
             raise elsewhere()
-        key = self.key(operation.category)
-        if key is not None and not key.opens(values(key.header)):
+        if (key := self._lacked(operation.category, values)) is not None:
             raise Restricted(f"This {self._noun} is restricted, expecting header '{key.header}'")
         return self.require(operation.needs(changes), values, peer)
 
@@ -145,26 +144,28 @@ class Gate:
             return ANYONE
         try:
             identity = self.access.identify(values(AUTHORIZATION), peer)
+            if identity.may_some(permission):
+                return identity
+            missing = _missing(identity, permission, "")
+            if identity.kind == "anonymous":
+                raise Unauthenticated(f"{missing}; it has to send '{AUTHORIZATION}'")
+            raise missing
         except Unauthenticated as error:
             if permission is Permission.OPEN:
                 return NOBODY
             error.challenge = self.access.challenge
             raise
-        if identity.may_some(permission):
-            return identity
-        missing = _missing(identity, permission, "")
-        if identity.kind == "anonymous":
-            unproved = Unauthenticated(f"{missing}; it has to send '{AUTHORIZATION}'")
-            unproved.challenge = self.access.challenge
-            raise unproved
-        raise missing
 
     def known(self, category: Category, values: Values, peer: PeerFacts = NO_PEER) -> Identity:
         """The client of a request for a page that shows what such operations do, or `NOBODY`."""
-        key = self.key(category)
-        if key is not None and not key.opens(values(key.header)):
+        if self._lacked(category, values) is not None:
             return NOBODY
         return self.require(Permission.OPEN, values, peer)
+
+    def _lacked(self, category: Category | None, values: Values) -> Key | None:
+        """The header that a category requires and a request has not, None for none."""
+        key = self.key(category)
+        return None if key is None or key.opens(values(key.header)) else key
 
 
 def elsewhere() -> NotFound:

@@ -78,7 +78,7 @@ def client_context(root: bytes = b"", certificate: bytes = b"", key: bytes = b""
 
 
 def client_context_of(root: str = "", certificate: str = "", key: str = "") -> ssl.SSLContext:
-    """The same from paths of files. Blocks; raises `TlsFileError`.
+    """Make the context of a client from paths of files. Blocks; raises `TlsFileError`.
 
     A client's certificate and its key may be in one file, which `certificate` names.
     """

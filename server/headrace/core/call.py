@@ -80,15 +80,13 @@ class CallContext(NamedTuple):
 
     `forwarded` are the headers for other servers, by lower-case name; `deadline` is the client's,
     in nanoseconds of the monotonic clock, 0 for none; `trace` is the call's link to its trace, ""
-    for none; `identity` is the client, and `address` its address where the call has no account of a
-    connection. Stages set what later ones, and placements, read.
+    for none; `identity` is the client. Stages set what later ones, and placements, read.
     """
 
     forwarded: Mapping[str, str] = {}
     deadline: int = 0
     trace: str = ""
     identity: Identity = ANYONE
-    address: str = ""
 
     @property
     def told(self) -> bool:

@@ -68,8 +68,7 @@ class DoorsConfig:
     access_log: bool
     access_file: str = ""  # identities and roles; "" for none
     read_only: bool = False  # what changes something is elsewhere
-    audited: bool = False  # requests that the gates refuse are recorded ...
-    infer_audited: bool = False  # ... and inference, too
+    audited: bool = False  # requests that the gates refuse are recorded
     trusted_proxies: Sequence[str] = ()
     proxy_protocol: bool = False
 

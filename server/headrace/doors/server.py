@@ -463,7 +463,7 @@ def _config(settings: Settings) -> DoorsConfig:
     return DoorsConfig(
         http, grpc, settings.http_rules, settings.grpc_rules, settings.max_request_bytes,
         settings.access_log, settings.access, bool(settings.control_address),
-        bool(settings.audit_log), bool(settings.audit_infer),
+        bool(settings.audit_log),
         settings.trusted_proxies, settings.proxy_protocol,
     )  # fmt: skip
 

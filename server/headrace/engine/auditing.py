@@ -92,11 +92,10 @@ class _Audited(Stage):
     def over(self, call: Call) -> None:
         door = call.door.lower()
         outcome, status = result(door, self._error)
-        context, payer = call.context, call.payer
-        address = context.address or ("" if payer is None else payer.origin)
+        address = "" if (payer := call.payer) is None else payer.origin
         self._audit.record(
             AuditEntry(
-                "ModelInfer", outcome, status, context.identity, door, address, self._model,
+                "ModelInfer", outcome, status, call.context.identity, door, address, self._model,
                 self._version, call.id,
             )
         )  # fmt: skip

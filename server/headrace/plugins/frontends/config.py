@@ -17,7 +17,6 @@ from headrace.observability.logs import LogSettings
 from headrace.protocol.http2.keep_alive import KeepAlive
 
 IDENTITY_FIELD = ":identity"  # beside a request's headers on the link: `told_of` the client
-ADDRESS_FIELD = ":address"  # likewise, if inference is recorded: the address of the client
 
 
 def told_of(identity: Identity) -> str:

@@ -61,7 +61,6 @@ from headrace.observability.statistics import Grown
 from headrace.plugins.frontends.channel import FrameChannel
 from headrace.plugins.frontends.clients import FrontEndClients, read_document
 from headrace.plugins.frontends.config import (
-    ADDRESS_FIELD,
     IDENTITY_FIELD,
     FrontendConfig,
     LinkHeaders,
@@ -119,8 +118,6 @@ class RemoteTarget:
         headers: dict[str, str] = {}
         if (identity := call.context.identity) is not ANYONE:
             headers[IDENTITY_FIELD] = told_of(identity)
-        if self._link.tells_addresses and call.payer is not None:
-            headers[ADDRESS_FIELD] = call.payer.origin
         if (wanted := self._link.headers) is not None:
             names = wanted.of(self.model, self.name)
             headers |= {name: value for name in names if (value := call.header(name))}
@@ -156,7 +153,6 @@ class EngineSession:
     ) -> None:
         """`on_setup` receives the configuration, `on_drain` the seconds left to end."""
         self.headers: LinkHeaders | None = None  # headers that requests must carry
-        self.tells_addresses = False  # of clients, with their requests
         self.quotas: Sequence[Mapping[str, Any]] | None = None  # as `quotas_document`
         self._on_setup = on_setup
         self._on_drain = on_drain
@@ -574,7 +570,6 @@ async def _serve(sock: socket.socket) -> int:
     doors = ClientDoors(admission, config.doors)
     if config.doors.audited:
         doors.record(link.record)
-    link.tells_addresses = config.doors.infer_audited
     if link.rules is not None:
         doors.change_rules(*link.rules)
     renewing = set[asyncio.Task[None]]()

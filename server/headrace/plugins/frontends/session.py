@@ -44,7 +44,6 @@ from headrace.ipc.frames import INLINE, BrokenFrame, Header
 from headrace.observability.audit import AuditEntry, Record
 from headrace.plugins.frontends.channel import FrameChannel
 from headrace.plugins.frontends.config import (
-    ADDRESS_FIELD,
     IDENTITY_FIELD,
     LinkHeaders,
     identity_told,
@@ -507,8 +506,6 @@ class FrontEndSession:
             call.origin = origin_of(rest)
             if told := call.headers.get(IDENTITY_FIELD):
                 call.context = self._context(told)
-            if address := call.headers.get(ADDRESS_FIELD):
-                call.context = call.context._replace(address=address)
             found = self._engine.find(call.model_name, call.model_version)
             if found.decoupled and call.refusal:
                 raise Unsupported(call.refusal)
