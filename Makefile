@@ -42,8 +42,8 @@ test: $(VENV)/.dev ## run the tests, without the slow ones
 test-slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m "slow and not whole" $(BESIDE) $(ARGS)
 
-test-whole: $(VENV)/.dev ## run the further cases of slow tests, before a release
-	$(BIN)/python -m pytest -m whole $(BESIDE) $(ARGS)
+test-whole: $(VENV)/.dev ## run further cases of slow and generated tests, before a release
+	$(BIN)/python -m pytest -m "whole or hypothesis" $(BESIDE) $(ARGS)
 
 test-hosts: $(HOSTS)/.hosts ## run the tests with Ray, Spark and the like, and with brokers
 	$(HOSTS)/bin/python -m pytest tests/hosts -m "" $(ARGS)

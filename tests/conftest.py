@@ -8,7 +8,13 @@ from hypothesis import HealthCheck, settings
 
 # Otherwise an example that takes a fifth of a second fails its test, and so does a slow start.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
+settings.register_profile("repeatable", settings.get_profile("unhurried"), derandomize=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Repeat the same generated cases in every `make test`; `make test-whole` looks for others."""
+    searching = "hypothesis" in config.option.markexpr
+    settings.load_profile("unhurried" if searching else "repeatable")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -157,10 +157,8 @@ def test_refused_streams(
 
 
 def test_damaged_streams_never_end_the_server(server: ServerProcess) -> None:
-    """Bytes of valid streams are changed at random, for a time; the seed is printed."""
-    seed = time.time_ns()
-    print("seed", seed)
-    rng = random.Random(seed)
+    """Bytes of valid streams are changed at random, for a time."""
+    rng = random.Random(1)
     texts = pa.array(["a", "bb", "", "d"])
     columns = [texts, texts.dictionary_encode(), texts.cast(pa.string_view())]
     columns += [pa.array([[1], [2]]), numbers(5)["INPUT0"]]

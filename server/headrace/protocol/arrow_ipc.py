@@ -30,6 +30,7 @@ _PREFIX = Struct("<iI")
 _CONTINUATION = -1
 _u8, _u16, _u32, _i32, _i64 = (Struct(f"<{code}").unpack_from for code in "BHIiq")
 _pair = Struct("<qq").unpack_from
+_WITHOUT_ARRAYS = ("month_interval", "day_time_interval")  # types that pyarrow only names
 _VALUES = 8  # of a byte: booleans have one bit
 _V5 = 4  # since Arrow 1.0: earlier ones say elsewhere that they are compressed
 
@@ -149,6 +150,8 @@ class BatchReader:
                 file = arrow.PythonFile(self._source, mode="r")
                 self._reader = arrow.ipc.open_stream(file)
                 _ = self._reader.schema.names  # raises for names that are not UTF-8
+                for field in self._reader.schema:
+                    _check_type(field)
                 return None
             batch = self._reader.read_next_batch()
             batch.validate(full=True)
@@ -157,6 +160,16 @@ class BatchReader:
             text = bounded(str(error) or "it ends too early")
             raise InvalidRequest(f"the Arrow stream is not valid: {text}") from None
         return batch
+
+
+def _check_type(field: Any) -> None:
+    """Raise `InvalidRequest` for a column that pyarrow has no arrays for: intervals of one unit."""
+    kind = field.type
+    while kind is not None:
+        if str(kind) in _WITHOUT_ARRAYS:
+            name = bounded(field.name)
+            raise InvalidRequest(f"column '{name}' has the type {kind}, which no tensor has")
+        kind = getattr(kind, "storage_type", None) or getattr(kind, "value_type", None)
 
 
 class _Source:
