@@ -35,7 +35,7 @@ from typing import Protocol, cast
 from weakref import WeakKeyDictionary
 
 from headrace.connections.endpoint import send_more
-from headrace.doors.listeners import QUEUE, user_of
+from headrace.doors.listeners import QUEUE, refuse_connections, user_of
 from headrace.protocol.proxies import InvalidProxyHeader, TrustedProxies, missing, read_header
 
 log = logging.getLogger(__name__)
@@ -125,6 +125,8 @@ class Acceptor:
             return
         self.closed = True
         self._loop.remove_reader(self._listener.fileno())
+        if not self._shared:
+            refuse_connections(self._listener)
         for _ in range(QUEUE):  # bounded, since a flood would never end
             try:
                 if not self._accept():
