@@ -632,6 +632,7 @@ class Batcher:
                 if isinstance(call, JoinedCall):
                     call.complete()
                 call.level, call.run_number, call.began = 1, 0, call.arrived
+                call.started = True
                 call.deadline = call.execution = None
                 call.owner = self
                 self._load.requests += 1
