@@ -10,6 +10,7 @@ import pytest
 from headrace.core.call import NO_CONTEXT, Call, CallContext, InferResponse, Submit, Timing
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
 from headrace.engine.tracing import Item, Tracing
+from headrace.observability.statistics import VersionStatistics
 from headrace.observability.trace_settings import TraceConfig, TraceMode, TraceSettings
 from headrace.observability.traces import Trace, read_link
 from tests.engine import worlds
@@ -97,11 +98,12 @@ class World:
         self.tracing = Tracing(TraceConfig(mode, settings, "file", "url"), self.kept)
         self.tracing.known = lambda name: name == "m"
         self.version = Version()
+        self.statistics = VersionStatistics()
 
     @property
     def stage(self) -> Submit:
         """The stage before the version, or the version itself."""
-        return self.tracing.traced("m", "3", self.version.submit)
+        return self.tracing.traced("m", "3", self.statistics, self.version.submit)
 
     def traced(self) -> bool:
         return self.stage != self.version.submit

@@ -17,6 +17,7 @@ from typing import Protocol
 from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.core.errors import Cancelled, InvalidRequest, ServerError
 from headrace.engine.entrance import CONTEXT_HEADERS, Target
+from headrace.observability.statistics import VersionStatistics
 from headrace.observability.trace_settings import (
     Sampler,
     SettingsTable,
@@ -57,7 +58,13 @@ class TraceSink(Protocol):
 MakeTraceSink = Callable[[TraceConfig], TraceSink]  # raises `LoadFailed`
 
 
-def trace_stage(tracing: "Tracing", sampler: Sampler, version: str, submit: Submit) -> Submit:
+def trace_stage(
+    tracing: "Tracing",
+    sampler: Sampler,
+    version: str,
+    statistics: VersionStatistics,
+    submit: Submit,
+) -> Submit:
     """The stage that traces some of the clients' calls, before `submit` of a version."""
     contexts = tracing.takes_contexts
 
@@ -75,7 +82,7 @@ def trace_stage(tracing: "Tracing", sampler: Sampler, version: str, submit: Subm
             submit(call)
             return
         trace = tracing.begin(sampler, call, call.door, context)
-        Traced(tracing, trace, version).submit(call, submit)
+        Traced(tracing, trace, version, statistics).submit(call, submit)
 
     return stage
 
@@ -108,10 +115,17 @@ class TracedCall:
 class Traced(Stage):
     """A traced call; the trace ends once the responses have been passed on."""
 
-    __slots__ = ("_begun", "_ended", "_queued", "_trace", "_tracing")
+    __slots__ = ("_begun", "_ended", "_queued", "_statistics", "_trace", "_tracing")
 
-    def __init__(self, tracing: "Tracing", trace: Trace, version: str = "") -> None:
-        """`version` is the serving version, if known."""
+    def __init__(
+        self,
+        tracing: "Tracing",
+        trace: Trace,
+        version: str = "",
+        statistics: VersionStatistics | None = None,
+    ) -> None:
+        """`version` is the serving version, if known; `statistics` get it as an exemplar."""
+        self._statistics = statistics
         trace.version = _number(version)
         self._tracing = tracing
         self._trace = trace
@@ -162,6 +176,9 @@ class Traced(Stage):
             trace.time(f"{trace.door}_SEND_END", ended)
         if final:
             self._end(begun)
+            if self._statistics is not None and trace.spans is not None and call.started:
+                trace_id = f"{trace.spans.trace_id:032x}"
+                self._statistics.request_traced(trace_id, begun - call.arrived)
 
     def ended(self, call: Call, error: ServerError | None) -> None:
         """Record the end of the call."""
@@ -276,10 +293,14 @@ class Tracing:
 
     # --- requests
 
-    def traced(self, model: str, version: str, submit: Submit) -> Submit:
+    def traced(
+        self, model: str, version: str, statistics: VersionStatistics, submit: Submit
+    ) -> Submit:
         """The stage before `submit` of a version; `submit` itself unless the model is traced."""
         sampler = self._table.sampler(model)
-        return trace_stage(self, sampler, version, submit) if self._traces(sampler) else submit
+        if not self._traces(sampler):
+            return submit
+        return trace_stage(self, sampler, version, statistics, submit)
 
     def _traces(self, sampler: Sampler) -> bool:
         settings = sampler.settings

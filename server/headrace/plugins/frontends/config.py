@@ -14,6 +14,7 @@ from headrace.doors.grpc.options import GrpcOptions
 from headrace.doors.tls import TlsFiles
 from headrace.engine.entrance import CONTEXT_HEADERS
 from headrace.observability.logs import LogSettings
+from headrace.observability.statistics import LATENCY_BOUNDS
 from headrace.protocol.http2.keep_alive import KeepAlive
 
 IDENTITY_FIELD = ":identity"  # beside a request's headers on the link: `told_of` the client
@@ -42,6 +43,8 @@ class FrontendConfig:
     max_response_bytes: int
     max_object_bytes: int
     logs: LogSettings
+    buckets: Sequence[int] = LATENCY_BOUNDS  # of durations, in nanoseconds
+    native_histograms: bool = False
     quotas: Sequence[Mapping[str, Any]] | None = None  # of connections, as `quotas_document`
 
     def document(self) -> dict[str, Any]:
