@@ -73,7 +73,7 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("core, code lines", 33_500, 43_800, lambda w: w.core.lines),
+    Budget("core, code lines", 33_500, 44_200, lambda w: w.core.lines),
     Budget("core, files", 195, 250, lambda w: w.core.files),
     Budget("all, code lines", 45_500, 62_500, lambda w: w.everything.lines),
     Budget("tests, lines", 45_000, None, lambda w: w.test_lines),

@@ -676,6 +676,8 @@ class Settings:
         "Which requests to trace, and where to: `level=`, `rate=`, `count=`, `mode=triton` with"
         " `triton,file=` and `triton,log-frequency=`, or `mode=opentelemetry` with"
         " `opentelemetry,url=`, `opentelemetry,resource=NAME=VALUE` and `opentelemetry,bsp_...=`;"
+        " beside the rate `slow-ms=`, `failed=true` and `chosen=id:PATTERN`, `header:NAME` or"
+        " `parameter:NAME`;"
         " may be repeated",
         between="\n",
         section="Traces",

@@ -66,22 +66,22 @@ def trace_stage(
     submit: Submit,
 ) -> Submit:
     """The stage that traces some of the clients' calls, before `submit` of a version."""
-    contexts = tracing.takes_contexts
+    contexts, tail = tracing.takes_contexts, tracing.tail
 
     def stage(call: Call) -> None:
         if not call.door:  # an internal call
             submit(call)
             return
         context = _context(call) if contexts else None
-        if context is None:
-            if not sampler.pick():
-                submit(call)
-                return
-        elif not context.sampled:  # the client has decided; models may still forward the context
-            call.context = call.context._replace(trace=write_link(TraceLink(0, context)))
+        picked = sampler.pick() if context is None else context.sampled  # the client has decided
+        if not picked and tail.choices and tail.chooses(call.id, call.parameters, call.header):
+            picked = sampler.take()
+        if not (picked or (tail.records and sampler.remaining)):
+            if context is not None:  # models may still forward it
+                call.context = call.context._replace(trace=write_link(TraceLink(0, context)))
             submit(call)
             return
-        trace = tracing.begin(sampler, call, call.door, context)
+        trace = tracing.begin(sampler, call, call.door, context, picked)
         Traced(tracing, trace, version, statistics).submit(call, submit)
 
     return stage
@@ -176,9 +176,9 @@ class Traced(Stage):
             trace.time(f"{trace.door}_SEND_END", ended)
         if final:
             self._end(begun)
-            if self._statistics is not None and trace.spans is not None and call.started:
-                trace_id = f"{trace.spans.trace_id:032x}"
-                self._statistics.request_traced(trace_id, begun - call.arrived)
+            spans = trace.spans if trace.kept and call.started else None
+            if self._statistics is not None and spans is not None:
+                self._statistics.request_traced(f"{spans.trace_id:032x}", begun - call.arrived)
 
     def ended(self, call: Call, error: ServerError | None) -> None:
         """Record the end of the call."""
@@ -237,6 +237,7 @@ class Tracing:
     def __init__(self, config: TraceConfig, sink: TraceSink | None = None) -> None:
         """Without a `sink` there are no traces."""
         self._config = config
+        self.tail = config.tail
         self._table = SettingsTable(config)
         self._sink = sink
         self._numbers = itertools.count(1)
@@ -277,11 +278,13 @@ class Tracing:
         self._tell()
 
     @property
-    def contexts(self) -> dict[str, bool]:
-        """True, by model, if its requests need a trace context; "" stands for all others."""
-        if not self.takes_contexts:
+    def headers(self) -> dict[str, tuple[str, ...]]:
+        """The headers, by model, that its requests need to be traced; "" stands for all others."""
+        names = (*(CONTEXT_HEADERS if self.takes_contexts else ()), *self.tail.headers)
+        if not names:
             return {}
-        return {model: self._traces(self._table.sampler(model)) for model in self._table.models}
+        traced = {model: self._traces(self._table.sampler(model)) for model in self._table.models}
+        return {model: names if found else () for model, found in traced.items()}
 
     def _check(self, model: str) -> None:
         if model and self.known is not None and not self.known(model):
@@ -314,12 +317,22 @@ class Tracing:
         return self._config.mode is TraceMode.OPENTELEMETRY
 
     def begin(
-        self, sampler: Sampler, request: Call, door: str, context: TraceContext | None
+        self,
+        sampler: Sampler,
+        request: Call,
+        door: str,
+        context: TraceContext | None,
+        picked: bool = True,
     ) -> Trace:
-        """Start the trace of a sampled request; `context` is its client's."""
+        """Start the trace of a request; `context` is its client's.
+
+        One that was not picked is recorded in case it is slow or fails. Other servers are told that
+        it is not sampled: they would record all.
+        """
         trace = self._trace(sampler, request, door, 0)
+        trace.picked = picked
         if self.takes_contexts:
-            root = new_context(context)
+            root = new_context(context, picked)
             trace.spans = SpanIds(root.trace_id, root.span_id, child_span(root), context)
         elif sampler.spent:
             self._tell()
@@ -335,6 +348,7 @@ class Tracing:
             submit(call)
             return
         trace = self._trace(parent.sampler, call, "", parent.number)
+        trace.picked, trace.root = parent.picked, parent.root or parent.number
         if parent.spans is not None:
             above = parent.spans.model
             trace.spans = SpanIds(above.trace_id, 0, child_span(above), above)
@@ -370,6 +384,12 @@ class Tracing:
         self._live.pop(trace.number, None)
         sampler = trace.sampler
         sampler.open -= 1
+        if not (trace.picked or trace.root):
+            moments = [ns for _, ns in trace.times]
+            duration = max(moments) - min(moments)
+            trace.kept = self.tail.keeps(duration, trace.error) and sampler.take()
+            if trace.kept and sampler.spent and not self.takes_contexts:
+                self._tell()
         trace.last = sampler.spent and not sampler.open
         if self._sink is not None:
             self._sink.put(trace)
