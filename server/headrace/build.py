@@ -32,6 +32,7 @@ from headrace.engine.admission import Admission
 from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.engine import Engine, EngineWatch
+from headrace.engine.exposition import Exposition
 from headrace.engine.lifecycle import Lifecycle, Loads
 from headrace.engine.model import Model, Traffic
 from headrace.engine.opening import LoadOptions
@@ -122,6 +123,7 @@ def build_engine(
         settings.max_response_bytes,
         settings.max_object_bytes,
         settings.max_request_bytes,
+        settings.metrics.bounds,
     )
     gpus = Gpus(settings.pinned_memory_pool_byte_size, management=lambda: NVML.load()())
     options = LoadOptions(
@@ -161,7 +163,7 @@ def build_engine(
         settings.strict_readiness,
         logs,
         control,
-        partial(VersionStatistics, settings.metrics.summaries),
+        partial(VersionStatistics, settings.metrics.summaries, settings.metrics.bounds),
         tracing,
         regions,
         on_request,
@@ -205,8 +207,8 @@ def watches(
 
 def scraper(
     settings: Settings, engine: Engine, of_doors: Callable[[], Iterable[Sourced]] = tuple
-) -> Callable[[], Awaitable[bytes]]:
-    """A function that writes the metrics of an engine, and doors, in Prometheus' text format.
+) -> Callable[[Exposition], Awaitable[bytes]]:
+    """A function that writes the metrics of an engine, and doors, in a format.
 
     Imports prometheus_client, which takes 20 ms and 4 MB.
     """
@@ -219,7 +221,7 @@ def scraper(
         of_doors,
     )  # fmt: skip
     process = process_registry()
-    return lambda: scrape(collector, process, engine.model_metrics.plain_counters)
+    return lambda format: scrape(collector, process, engine.model_metrics.plain_counters, format)
 
 
 def _control(settings: Settings) -> ControlOptions:

@@ -605,7 +605,9 @@ class Settings:
     metrics_config: list[str] = setting(
         [],
         "Latency metrics: `counter_latencies=BOOL` (default true), `histogram_latencies=BOOL` and"
-        " `summary_latencies=BOOL` (default false), `summary_quantiles=0.5,0.99`",
+        " `summary_latencies=BOOL` (default false), `summary_quantiles=0.5,0.99`;"
+        " `histogram_buckets=0.001,0.01` (seconds) and `native_histograms=BOOL` (default false)"
+        " for all histograms of durations",
         between=";",
     )
     allow_cpu_metrics: bool = setting(True, "Include the machine's CPU and memory in the metrics")
@@ -674,6 +676,8 @@ class Settings:
         "Which requests to trace, and where to: `level=`, `rate=`, `count=`, `mode=triton` with"
         " `triton,file=` and `triton,log-frequency=`, or `mode=opentelemetry` with"
         " `opentelemetry,url=`, `opentelemetry,resource=NAME=VALUE` and `opentelemetry,bsp_...=`;"
+        " beside the rate `slow-ms=`, `failed=true` and `chosen=id:PATTERN`, `header:NAME` or"
+        " `parameter:NAME`;"
         " may be repeated",
         between="\n",
         section="Traces",

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.core.limits import Shares
 from headrace.engine.admission import Admission
+from headrace.engine.exposition import TEXT
 from headrace.engine.metrics import (
-    CONTENT_TYPE,
     WORKER_FAMILIES,
     ServerCollector,
     collected,
@@ -52,7 +52,8 @@ GAUGES = {
     "headrace_worker_resident_bytes",
 }  # fmt: skip
 HISTOGRAMS = {
-    "headrace_queue_duration_seconds", "headrace_compute_duration_seconds",
+    "headrace_queue_duration_seconds", "headrace_batch_wait_duration_seconds",
+    "headrace_transfer_duration_seconds", "headrace_compute_duration_seconds",
     "headrace_request_duration_seconds", "headrace_batch_rows",
 }  # fmt: skip
 ONE = {"model": "m", "version": "1"}
@@ -152,7 +153,7 @@ def test_every_sample_follows_the_header_of_its_family() -> None:
             name = line.split()[2]
         elif not line.startswith("#"):
             assert line.startswith(name)
-    assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+    assert TEXT.content_type.startswith("text/plain; version=0.0.4")
 
 
 @pytest.mark.parametrize("versions", [(), (series(VersionStatistics()),)])

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp
 
+from headrace.api.answer_metrics import answer_families
 from headrace.api.audited import recording
 from headrace.api.gate import Gate
 from headrace.api.handlers import unary_handlers
@@ -282,7 +283,8 @@ class ServerDoors:
                 log.exception("bug in the door %s", name)
             raise OSError(f"--door {name}={address}: {error}") from error
 
-    def _metrics_of_others(self) -> Iterator[Sourced]:
+    def _metrics_of_doors(self) -> Iterator[Sourced]:
+        yield from answer_families(self._engine.admission.answers)
         for door in self._others.values():
             yield from door.metrics()
 
@@ -353,10 +355,10 @@ class ServerDoors:
         def build() -> ASGIApp:
             # Imports prometheus_client: 20 ms and 4 MB.
             from headrace.doors.http.routes import create_metrics_app
-            from headrace.engine.metrics import CONTENT_TYPE
 
-            scrape = scraper(settings, engine, self._metrics_of_others)
-            return create_metrics_app(scrape, CONTENT_TYPE, self._clients.http_gate)
+            scrape = scraper(settings, engine, self._metrics_of_doors)
+            native = settings.metrics.bounds.native
+            return create_metrics_app(scrape, self._clients.http_gate, native)
 
         self._metrics = server = HttpServer(
             LateApp([], build), [self._listen("metrics")], settings.http_keep_alive_secs,

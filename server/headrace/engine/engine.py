@@ -218,7 +218,7 @@ class Engine:
         self.known: dict[tuple[str, str], Router] = {}
         self.traffic = traffic(self._models, admission, self._on_traffic)
         self.wanted_headers = WantedHeaders()
-        self.wanted_headers.put("traced", self.tracing.contexts)
+        self.wanted_headers.put("traced", self.tracing.headers)
         self.model_metrics = ModelMetrics()
         # A newly loaded version may be higher than a cached one.
         self._lifecycle = Lifecycle(
@@ -264,7 +264,7 @@ class Engine:
 
     def _on_tracing(self) -> None:
         """Recompose all chains: other calls are traced than before."""
-        self.wanted_headers.put("traced", self.tracing.contexts)
+        self.wanted_headers.put("traced", self.tracing.headers)
         for version in self.versions():
             version.chain.compose()
 

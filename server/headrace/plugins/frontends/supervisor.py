@@ -142,7 +142,8 @@ class Supervisor:
         limits = engine.admission
         self.document = FrontendConfig(
             doors, limits.max_requests, limits.max_bytes, limits.shares, limits.max_response_bytes,
-            limits.max_object_bytes, engine.logs.settings,
+            limits.max_object_bytes, engine.logs.settings, limits.answers.bounds.buckets,
+            limits.answers.bounds.native,
         ).document()  # fmt: skip
         # Listening Unix sockets, which a restarted front end inherits, too.
         kept = [door.inherited for door in (doors.http, doors.grpc) if door is not None]

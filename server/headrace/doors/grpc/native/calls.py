@@ -6,8 +6,10 @@ cost in the transport. Any other goes to the `InferenceService`, as on the other
 """
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter_ns
 from typing import Any
 
 from headrace.core.call import NO_CONTEXT, Computed
@@ -184,6 +186,7 @@ class InferRpc(UnaryRpc, InferCall):
         # Inlined `Rpc.__init__`, to save a Python call per request.
         self.number = number
         self.head = head
+        self._begun = perf_counter_ns()
         self._connection = connection
         self._context = context
         self.account = connection.account
@@ -300,7 +303,11 @@ class InferRpc(UnaryRpc, InferCall):
             return
         if self._timer is None and not self._context.access_log:  # inlined `_settle`
             self.finished = True
-            head.answers[0] += 1
+            answers = head.answers  # inlined `AnswerCounters.answered`
+            answers[0] += 1
+            took = perf_counter_ns() - self._begun
+            answers.good.counts[bisect_left(answers.good.bounds, took)] += 1
+            answers.good.total_ns += took
         else:
             self._settle(0)
         if not connection.streams.open:
