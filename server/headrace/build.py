@@ -235,7 +235,10 @@ def _control(settings: Settings) -> ControlOptions:
 
 def _catalogue(settings: Settings) -> Catalogue:
     return Catalogue(
-        tuple(open_store(address, settings.model_name) for address in settings.model_repository),
+        tuple(
+            open_store(address, settings.model_name, settings.stores)
+            for address in settings.model_repository
+        ),
         tuple(map(Path, settings.model_file)),
         settings.model_config_name,
         settings.model_namespacing,

@@ -39,10 +39,12 @@ from headrace.plugins.loaders import backend as loaders
 from headrace.plugins.nvml import Nvml
 from headrace.plugins.on_request import OnRequest
 from headrace.plugins.run import command as run
+from headrace.plugins.stores.objects import object_store
 from headrace.plugins.traffic.control import TrafficControl, TrafficStage
 from headrace.plugins.triton import command as triton
 from headrace.plugins.triton.servers import TritonServers
 from headrace.plugins.upstream_memory.client import sharing_clients
+from headrace.repository.catalogue import STORES
 
 T = TypeVar("T")
 
@@ -100,6 +102,9 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
             torchserve=dialects.torchserve_protocol,
         ),
         *named(DOORS, flight=FlightDoor, inboxes=Inboxes),
+        *named(
+            STORES, s3=object_store, gs=object_store, az=object_store, **{"as": object_store},
+        ),
         *named(environment.ENVIRONMENTS, python=demanded),
         *named(command.SOURCES, pools=triton.take_pools),
         *named(PAGES, openapi=openapi.add_pages),

@@ -74,7 +74,12 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "flight": "headrace.plugins.flight.door:FlightDoor",
         "inboxes": "headrace.plugins.inboxes.door:Inboxes",
     },
-    "headrace.stores": {},
+    "headrace.stores": {
+        "s3": "headrace.plugins.stores.objects:object_store",
+        "gs": "headrace.plugins.stores.objects:object_store",
+        "az": "headrace.plugins.stores.objects:object_store",
+        "as": "headrace.plugins.stores.objects:object_store",
+    },
     "headrace.pages": {
         "openapi": "headrace.plugins.openapi:add_pages",
     },
