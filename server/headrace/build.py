@@ -65,6 +65,7 @@ ON_REQUEST = OptionalPart("on_request")
 POLL: OptionalPart[Callable[[Engine, Catalogue, Sources, float, Loop], EngineWatch]]
 POLL = OptionalPart("poll")
 RELOAD: OptionalPart[Callable[[Engine, Sources, Loop], EngineWatch]] = OptionalPart("reload")
+SIGNATURES: OptionalPart[Callable[[str], Callable[[Path], None]]] = OptionalPart("signatures")
 TRACES: OptionalPart[MakeTraceSink] = OptionalPart("traces")
 TRAFFIC: OptionalPart[type[Traffic]] = OptionalPart("traffic")
 
@@ -139,6 +140,7 @@ def build_engine(
         overload_delay_ms=settings.overload_delay_ms,
         fair_share=settings.fair_share,
         stages=load_stages(),
+        signed=SIGNATURES.load()(key) if (key := settings.require_signature) else None,
     )
     control = _control(settings)
     allowed = settings.allow_traffic_control or control.mode is ControlMode.EXPLICIT

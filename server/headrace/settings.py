@@ -185,6 +185,12 @@ class Settings:
     store_offline: bool = setting(
         False, "Serve what is in the cache of stores, and connect to none of them"
     )
+    require_signature: str = setting(
+        "",
+        "Serve only models whose manifest is signed by one of the public keys in this PEM file, and"
+        " lists all their files",
+        metavar="KEYFILE",
+    )
 
     load_on_request: bool = setting(
         False,

@@ -97,6 +97,8 @@ PARTS: Mapping[str, str] = {
     "on_request": "headrace.plugins.on_request:OnRequest",
     "poll": "headrace.plugins.following:Follower",
     "reload": "headrace.plugins.following:Reloader",
+    "sign": "headrace.plugins.stores.signatures:signed",
+    "signatures": "headrace.plugins.stores.signatures:required",
     "traces": "headrace.plugins.traces:trace_sink",
     "traffic": "headrace.plugins.traffic.control:TrafficControl",
     "triton_servers": "headrace.plugins.triton.servers:TritonServers",

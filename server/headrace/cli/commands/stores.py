@@ -5,6 +5,7 @@ A directory is a store like any other here, and so all copying is one function.
 
 import argparse
 import fnmatch
+import os
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -15,9 +16,15 @@ from headrace.cli.command import EXIT_FAILURE, Command, option, settings_as_opti
 from headrace.cli.remote import complain, print_json
 from headrace.cli.text import duration, fitted_table, size
 from headrace.core.errors import LoadFailed
+from headrace.core.plugins import OptionalPart
+from headrace.options import Option
 from headrace.settings import OPTIONS, Settings
 
+SIGN: OptionalPart[Callable[[bytes, Path], bytes]] = OptionalPart("sign")
+SIGNATURES: OptionalPart[Callable[[str], Callable[[Path], None]]] = OptionalPart("signatures")
+
 STORE_SETTINGS = tuple(one for one in OPTIONS if one.field in ("store_cache", "store_cache_bytes"))
+_KEYS = tuple(one for one in OPTIONS if one.field == "require_signature")
 _SHARED = (option("--json", "print one JSON document"), *settings_as_options(STORE_SETTINGS))
 _MODELS = option("models [MODEL...]", "names of models, or patterns with * and ?; all by default")
 _STORE = "such as s3://BUCKET/PREFIX, or a directory"
@@ -91,15 +98,38 @@ def _copy(options: argparse.Namespace, done: str, name: str = "") -> int:
     return _run(options, act)
 
 
+def _sign(options: argparse.Namespace) -> int:
+    """Write signed manifests into directories."""
+    from headrace.repository.model_files import MANIFEST, manifest_of
+
+    def act(settings: Settings) -> int:
+        sign = SIGN.load()
+        for directory in map(Path, options.paths):
+            if not directory.is_dir():
+                raise LoadFailed(f"{directory} is no directory of a model")
+            manifest = sign(manifest_of(directory), Path(options.key))
+            draft = directory / f".{MANIFEST}.{os.getpid()}"
+            draft.write_bytes(manifest)
+            draft.replace(directory / MANIFEST)
+            print(f"signed {directory}")
+        return 0
+
+    return _run(options, act, ())
+
+
 def _verify(options: argparse.Namespace) -> int:
     """Read all files of models, and compare them with their manifests."""
 
     def act(settings: Settings) -> int:
         store = _open(options.store, settings)
+        key = settings.require_signature
+        check = SIGNATURES.load()(key) if key else None
         reports = []
         for model in _chosen(store.names(), options.models):
             try:
                 problems = store.problems(model)
+                if check is not None and not problems:
+                    check(store.materialise(model, store.token(model)).path)
             except LoadFailed as error:
                 problems = [str(error)]
             reports.append({"name": model, "problems": problems})
@@ -109,12 +139,16 @@ def _verify(options: argparse.Namespace) -> int:
             print_json({"models": reports})
         return EXIT_FAILURE if any(report["problems"] for report in reports) else 0
 
-    return _run(options, act)
+    return _run(options, act, (*STORE_SETTINGS, *_KEYS))
 
 
-def _run(options: argparse.Namespace, act: Callable[[Settings], int]) -> int:
+def _run(
+    options: argparse.Namespace,
+    act: Callable[[Settings], int],
+    settings: Sequence[Option] = STORE_SETTINGS,
+) -> int:
     try:
-        return act(shared_settings(options, STORE_SETTINGS))
+        return act(shared_settings(options, settings))
     except LoadFailed as error:
         complain(options, str(error))
         return EXIT_FAILURE
@@ -195,7 +229,23 @@ STORE_COMMANDS = (
         name="verify",
         help="compare the files of models in a store with their manifests",
         description="Read all files of models in a store, and compare them with their manifests.",
-        options=(option("store STORE", f"a store, {_STORE}"), _MODELS, *_SHARED),
+        options=(
+            option("store STORE", f"a store, {_STORE}"),
+            _MODELS,
+            *_SHARED,
+            *settings_as_options(_KEYS),
+        ),
         run=_verify,
+    ),
+    Command(
+        name="sign",
+        help="write signed manifests into directories of models",
+        description="Write the digests of all files of models, with a signature, to"
+        " headrace-manifest.json in their directories, which push and promote pass on.",
+        options=(
+            option("paths DIR...", "directories of models"),
+            option("--key KEYFILE", "private key of Ed25519 in PEM", required=True),
+        ),
+        run=_sign,
     ),
 )
