@@ -66,6 +66,7 @@ ON_REQUEST = OptionalPart("on_request")
 POLL: OptionalPart[Callable[[Engine, Catalogue, Sources, float, Loop], EngineWatch]]
 POLL = OptionalPart("poll")
 RELOAD: OptionalPart[Callable[[Engine, Sources, Loop], EngineWatch]] = OptionalPart("reload")
+SIGNATURES: OptionalPart[Callable[[str], Callable[[Path], None]]] = OptionalPart("signatures")
 TRACES: OptionalPart[MakeTraceSink] = OptionalPart("traces")
 TRAFFIC: OptionalPart[type[Traffic]] = OptionalPart("traffic")
 
@@ -141,6 +142,7 @@ def build_engine(
         overload_delay_ms=settings.overload_delay_ms,
         fair_share=settings.fair_share,
         stages=load_stages(),
+        signed=SIGNATURES.load()(key) if (key := settings.require_signature) else None,
     )
     control = _control(settings)
     allowed = settings.allow_traffic_control or control.mode is ControlMode.EXPLICIT
@@ -237,7 +239,10 @@ def _control(settings: Settings) -> ControlOptions:
 
 def _catalogue(settings: Settings) -> Catalogue:
     return Catalogue(
-        tuple(open_store(address, settings.model_name) for address in settings.model_repository),
+        tuple(
+            open_store(address, settings.model_name, settings.stores)
+            for address in settings.model_repository
+        ),
         tuple(map(Path, settings.model_file)),
         settings.model_config_name,
         settings.model_namespacing,

@@ -32,6 +32,7 @@ from headrace.protocol.proxies import TrustedProxies
 if TYPE_CHECKING:
     from headrace.core.model_spec import EnvironmentOptions, IsolationOptions
     from headrace.observability.statistics import MetricsOptions
+    from headrace.repository.store import StoreOptions
 
 _CATEGORIES = ", ".join(f"`{category}`" for category in Category)
 _ALIKE = 0.7  # similarity above which a name is suggested
@@ -45,7 +46,8 @@ class Settings:
     # Options that most servers set, shown first in the help.
     model_repository: list[str] = setting(
         [],
-        "Model repositories to serve, or stores of plugins; required unless model files are given",
+        "Model repositories to serve: directories, or stores such as `s3://BUCKET/PREFIX`; required"
+        " unless model files are given",
         "model-store",
         metavar="DIR",
         section="Common options",
@@ -166,6 +168,28 @@ class Settings:
         False,
         "Let clients change how requests are divided between the versions of a model; always"
         " allowed with `--model-control-mode explicit`",
+    )
+
+    store_cache: str = setting(
+        "",
+        "Directory for models of stores, which servers of one machine may share;"
+        " by default `headrace/stores` in `$XDG_CACHE_HOME` or `~/.cache`",
+        metavar="DIR",
+        section="Stores",
+    )
+    store_cache_bytes: int = setting(
+        0,
+        "Bytes of models to keep in the cache; if a download exceeds this, the least recently used"
+        " ones that no server has loaded are removed; 0: no limit",
+    )
+    store_offline: bool = setting(
+        False, "Serve what is in the cache of stores, and connect to none of them"
+    )
+    require_signature: str = setting(
+        "",
+        "Serve only models whose manifest is signed by one of the public keys in this PEM file, and"
+        " lists all their files",
+        metavar="KEYFILE",
     )
 
     load_on_request: bool = setting(
@@ -733,6 +757,13 @@ class Settings:
     def execution_limits(self) -> ExecutionLimits:
         """Default execution limits, which a model may override."""
         return ExecutionLimits(self.execution_limit_secs, self.stall_secs)
+
+    @property
+    def stores(self) -> "StoreOptions":
+        """Options of stores."""
+        from headrace.repository.store import StoreOptions  # with numpy
+
+        return StoreOptions(self.store_cache, self.store_cache_bytes, self.store_offline)
 
     @property
     def residency(self) -> ResidencyOptions | None:

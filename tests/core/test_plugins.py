@@ -11,6 +11,7 @@ import pytest
 from headrace import build
 from headrace.cli import command, serve
 from headrace.cli.commands import certificates, completion, infer, models, stubs, top
+from headrace.cli.commands.stores import SIGN
 from headrace.core.errors import LoadFailed
 from headrace.core.plugins import OWN, PARTS, OptionalPart, PluginGroup, all_plugins
 from headrace.doors import clients, server
@@ -39,10 +40,13 @@ from headrace.plugins.loaders import backend as loaders
 from headrace.plugins.nvml import Nvml
 from headrace.plugins.on_request import OnRequest
 from headrace.plugins.run import command as run
+from headrace.plugins.stores.objects import object_store
+from headrace.plugins.stores.signatures import required, signed
 from headrace.plugins.traffic.control import TrafficControl, TrafficStage
 from headrace.plugins.triton import command as triton
 from headrace.plugins.triton.servers import TritonServers
 from headrace.plugins.upstream_memory.client import sharing_clients
+from headrace.repository.catalogue import STORES
 
 T = TypeVar("T")
 
@@ -100,6 +104,9 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
             torchserve=dialects.torchserve_protocol,
         ),
         *named(DOORS, flight=FlightDoor, inboxes=Inboxes),
+        *named(
+            STORES, s3=object_store, gs=object_store, az=object_store, **{"as": object_store},
+        ),
         *named(environment.ENVIRONMENTS, python=demanded),
         *named(command.SOURCES, pools=triton.take_pools),
         *named(PAGES, openapi=openapi.add_pages),
@@ -115,6 +122,8 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
         part(build.ON_REQUEST)(OnRequest),
         part(build.POLL)(Follower),
         part(build.RELOAD)(Reloader),
+        part(build.SIGNATURES)(required),
+        part(SIGN)(signed),
         part(build.TRACES)(traces.trace_sink),
         part(build.TRAFFIC)(TrafficControl),
         part(clients.ACCESS)(open_access),

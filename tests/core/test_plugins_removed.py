@@ -124,6 +124,7 @@ OPTIONS: Mapping[str, tuple[str, str]] = {
     "frontends": ("--frontends=1", "frontends"),
     "grpcio": ("--grpc-transport=grpcio", "grpcio"),
     "on_request": ("--load-on-request", "on_request"),
+    "stores": ("--require-signature=keys.pem", "signatures"),
     "traces": ("--trace-config=triton,file=traces.json", "traces"),
 }
 

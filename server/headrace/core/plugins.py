@@ -74,7 +74,12 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "flight": "headrace.plugins.flight.door:FlightDoor",
         "inboxes": "headrace.plugins.inboxes.door:Inboxes",
     },
-    "headrace.stores": {},
+    "headrace.stores": {
+        "s3": "headrace.plugins.stores.objects:object_store",
+        "gs": "headrace.plugins.stores.objects:object_store",
+        "az": "headrace.plugins.stores.objects:object_store",
+        "as": "headrace.plugins.stores.objects:object_store",
+    },
     "headrace.pages": {
         "openapi": "headrace.plugins.openapi:add_pages",
     },
@@ -92,6 +97,8 @@ PARTS: Mapping[str, str] = {
     "on_request": "headrace.plugins.on_request:OnRequest",
     "poll": "headrace.plugins.following:Follower",
     "reload": "headrace.plugins.following:Reloader",
+    "sign": "headrace.plugins.stores.signatures:signed",
+    "signatures": "headrace.plugins.stores.signatures:required",
     "traces": "headrace.plugins.traces:trace_sink",
     "traffic": "headrace.plugins.traffic.control:TrafficControl",
     "triton_servers": "headrace.plugins.triton.servers:TritonServers",

@@ -245,7 +245,8 @@ class Control:
             task.cancel()
 
     def close(self) -> None:
-        """Remove the uploaded files, even if still in use."""
+        """Close the stores, and remove the uploaded files, even if still in use."""
+        self.catalogue.close()
         self._uploads.close()
 
     def check(self, name: str) -> None:

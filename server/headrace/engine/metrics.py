@@ -147,7 +147,10 @@ class ServerCollector:
         if gpus.pinned is not None:
             yield from collected(PINNED_FAMILIES, [({}, gpus.pinned)])
         traffic = list(engine.traffic.metrics())
-        for family, sources in chain(traffic, engine.model_metrics.collect(), self._of_doors()):
+        stores = engine.control.catalogue.metrics()
+        for family, sources in chain(
+            traffic, engine.model_metrics.collect(), self._of_doors(), stores
+        ):
             yield from collected([family], sources)
 
 

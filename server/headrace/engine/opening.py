@@ -5,9 +5,10 @@ loading thread.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from headrace.core.errors import (
     Contradiction,
@@ -46,7 +47,8 @@ class LoadOptions:
     `elsewhere`, models are checked for another machine, whatever GPUs this one has. `limits` are
     those on executions, `overload_delay_ms` is that on the delay in an overloaded queue, and
     `fair_share` shares queues between clients, unless a model's configuration has its own.
-    `isolation` confines models' processes. `stages` are those of plugins, by name.
+    `isolation` confines models' processes. `stages` are those of plugins, by name. `signed` raises
+    `LoadFailed` for a directory without the signature that is required, None for none.
     """
 
     cores: int
@@ -66,6 +68,7 @@ class LoadOptions:
     overload_delay_ms: int = 0
     fair_share: bool = False
     stages: Mapping[str, StagePlugin] = field(default_factory=dict)
+    signed: Callable[[Path], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,10 @@ def open_model(
     source = materialised(source)
     if source.problem:
         raise LoadFailed(source.problem)
+    if options.signed is not None:
+        if source.file is not None or source.uploaded or source.override is not None:
+            raise LoadFailed("files and configurations of their own are not signed")
+        options.signed(source.path)
     state = fingerprint(source)  # first, so that later changes are noticed
     file = source.override or read_config(source.config_path, source.name)
     refuse(file, validation.problems(file.config, source.written_name))

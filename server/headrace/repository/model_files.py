@@ -32,6 +32,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -343,6 +344,11 @@ def read_manifest(directory: Path) -> Mapping[str, str]:
         return {}
     except OSError as error:
         raise LoadFailed(f"{MANIFEST} cannot be read: {error.strerror}") from error
+    return parse_manifest(text)
+
+
+def parse_manifest(text: bytes) -> Mapping[str, str]:
+    """The digests in a manifest, by path; raises `LoadFailed`."""
     if len(text) > _LARGEST:
         raise LoadFailed(f"{MANIFEST} is larger than {_LARGEST} bytes")
     try:
@@ -366,11 +372,39 @@ def _is_name(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
+def new_manifest(files: Mapping[str, str]) -> bytes:
+    """A manifest with these digests, by path."""
+    return json.dumps({"files": files}, indent=2).encode() + b"\n"
+
+
+def manifest_of(directory: Path) -> bytes:
+    """The manifest of a directory: its own if that lists every file as it is, or a new one.
+
+    Raises `LoadFailed` for a file that cannot be read.
+    """
+    files = _digests_below(directory)
+    with suppress(LoadFailed):
+        if read_manifest(directory) == files and files:
+            return (directory / MANIFEST).read_bytes()
+    return new_manifest(files)
+
+
 def write_manifest(directory: Path) -> Mapping[str, str]:
     """Write the manifest of a directory in its current state, replacing any other; returns it.
 
     Raises `LoadFailed` for a file that cannot be read.
     """
+    files = _digests_below(directory)
+    written = directory / f".{MANIFEST}.{os.getpid()}"
+    try:
+        written.write_bytes(new_manifest(files))
+        written.replace(directory / MANIFEST)
+    finally:
+        written.unlink(missing_ok=True)
+    return files
+
+
+def _digests_below(directory: Path) -> dict[str, str]:
     digests = Digests()
     files: dict[str, str] = {}
     for name in files_below(directory):
@@ -379,12 +413,6 @@ def write_manifest(directory: Path) -> Mapping[str, str]:
             if digest is None:
                 raise LoadFailed(f"{directory / name} cannot be read, or is being written")
             files[name] = digest
-    written = directory / f".{MANIFEST}.{os.getpid()}"
-    try:
-        written.write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
-        written.replace(directory / MANIFEST)
-    finally:
-        written.unlink(missing_ok=True)
     return files
 
 
@@ -396,6 +424,7 @@ _SET_FIELDS = ("max_batch_size", "input")
 class Content:
     """Files and configuration of a version that cannot change while it serves.
 
+    `directory` is the origin of its files.
     `files` are stamps or, with a manifest, digests. `config` is the configuration without the
     fields that can change, as bytes; `set_fields` are the fields set in its file whose default
     differs from unset.
@@ -439,7 +468,7 @@ def origins(
     for number in versions:
         stamps = {**state.shared, **state.versions[number]}
         files = {n: digests.get(n, stamp) for n, stamp in stamps.items() if not _is_manifest(n)}
-        found[number] = Origin(Content(state.source.path, files, text, fields), groups, on_cpu)
+        found[number] = Origin(Content(state.source.origin, files, text, fields), groups, on_cpu)
     return found
 
 

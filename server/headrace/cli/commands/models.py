@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from headrace.cli.command import (
     shared_settings,
     take_sources,
 )
+from headrace.cli.commands.stores import STORE_COMMANDS, STORE_SETTINGS, list_store
 from headrace.cli.remote import (
     CommandFailed,
     complain,
@@ -496,12 +498,26 @@ def _override(text: str) -> tuple[str, str]:
     return path, local
 
 
+def _listing(*given: Any, **texts: Any) -> Command:
+    """The command `list`: of a running server, unless a store is given."""
+    remote = remote_command(*given, **texts)
+    ask = remote.run
+    assert ask is not None, "a command that does nothing. This is a bug."
+
+    def run(options: argparse.Namespace) -> int:
+        return ask(options) if options.store is None else list_store(options)
+
+    more = settings_as_options(STORE_SETTINGS)
+    return replace(remote, run=run, options=[*remote.options, *more])
+
+
 _VERSION = option("--version N", "version of the model", type=parse_version)
 
 MODELS = Command(
     name="models",
     help="inspect, load and unload models",
-    description="Inspect models on disk (check, manifest), or in a running server (all others).",
+    description="Inspect models on disk (check, manifest), copy them between stores (push, pull,"
+    " promote, verify), or inspect and control those of a running server (all others).",
     actions=(
         Command(
             name="check",
@@ -530,13 +546,14 @@ MODELS = Command(
             ),
             run=_manifest,
         ),
-        remote_command(
+        _listing(
             "list", _list,
             option("pattern [MODEL...]", "names of models to list, or patterns with * and ?"),
             option("--ready", "list only versions that are ready"),
             option("--long", "show also inputs, outputs, backend and instances"),
             option("--names", "print only names"),
-            help="list the models of a running server",
+            option("--store STORE", "list a store, such as s3://BUCKET/PREFIX, not a server"),
+            help="list the models of a running server, or of a store",
             description="List the models of a running server: each version with its state, and the"
             " reason if it is not ready.",
         ),
@@ -579,6 +596,7 @@ MODELS = Command(
             description="Print counts of requests, batch sizes and mean latencies since the server"
             " started: a line per version, or one model in detail.",
         ),
+        *STORE_COMMANDS,
         TRAFFIC,
     ),
 )  # fmt: skip
