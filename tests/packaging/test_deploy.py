@@ -39,6 +39,7 @@ def load(path: str) -> Manifest:
 DEPLOYMENT = load("kubernetes/deployment.yaml")
 SERVICE = load("kubernetes/service.yaml")
 BUDGET = load("kubernetes/pod-disruption-budget.yaml")
+COMPOSE = load("compose.yaml")
 KUSTOMIZATION = load("kubernetes/kustomization.yaml")
 RUNTIME = load("kserve/cluster-serving-runtime.yaml")
 INFERENCE_SERVICE = load("kserve/inference-service.yaml")
@@ -91,7 +92,8 @@ def test_kubernetes_accepts_the_runtime_container(version: str) -> None:
 def test_kustomization_lists_every_manifest() -> None:
     others = {path.name for path in (DEPLOY / "kubernetes").glob("*.yaml")}
     assert set(KUSTOMIZATION["resources"]) == others - {"kustomization.yaml"}
-    assert [image["name"] for image in KUSTOMIZATION["images"]] == [CONTAINER["image"]]
+    [image] = KUSTOMIZATION["images"]
+    assert f"{image['name']}:{image['newTag']}" == CONTAINER["image"]
 
 
 # The SDK registers protobuf files of its own, so it gets an interpreter of its own. Members below
@@ -163,7 +165,8 @@ def test_options_exist(container: Manifest) -> None:
 def test_kubernetes_ports_are_the_servers() -> None:
     listening = ports(CONTAINER)
     assert {port["name"]: port["containerPort"] for port in CONTAINER["ports"]} == listening
-    assert {port["targetPort"]: port["port"] for port in SERVICE["spec"]["ports"]} == listening
+    offered = {port["targetPort"]: port["port"] for port in SERVICE["spec"]["ports"]}
+    assert offered == {door: port for door, port in listening.items() if door != "metrics"}
     annotations = DEPLOYMENT["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/port"] == str(listening["metrics"])
 
@@ -177,10 +180,10 @@ def test_kserve_ports_are_the_servers() -> None:
 
 
 def test_selectors_find_the_pods() -> None:
-    labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
-    assert DEPLOYMENT["spec"]["selector"]["matchLabels"] == labels
-    assert BUDGET["spec"]["selector"]["matchLabels"] == labels
-    assert SERVICE["spec"]["selector"] == labels
+    labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"].items()
+    assert DEPLOYMENT["spec"]["selector"]["matchLabels"].items() <= labels
+    assert BUDGET["spec"]["selector"]["matchLabels"].items() <= labels
+    assert SERVICE["spec"]["selector"].items() <= labels
 
 
 def test_models_are_mounted_read_only_where_the_server_looks() -> None:
@@ -189,6 +192,19 @@ def test_models_are_mounted_read_only_where_the_server_looks() -> None:
     assert mount["name"] == volume["name"]
     assert mount["mountPath"] == options(CONTAINER)["model-repository"]
     assert mount["readOnly"] is volume["persistentVolumeClaim"]["readOnly"] is True
+
+
+def test_the_compose_file_runs_the_container_of_the_pods() -> None:
+    [service] = COMPOSE["services"].values()
+    assert service["command"] == CONTAINER["args"]
+    assert service["environment"] == {each["name"]: each["value"] for each in CONTAINER["env"]}
+    assert service["stop_grace_period"] == f"{POD['terminationGracePeriodSeconds']}s"
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    targets = {volume.rpartition(":ro")[0] or volume for volume in service["volumes"]}
+    mounts = {mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
+    assert {target.rpartition(":")[2] for target in targets} == mounts
 
 
 @pytest.mark.parametrize(("container", "grace"), [
