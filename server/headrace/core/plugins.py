@@ -77,6 +77,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     "headrace.stores": {},
     "headrace.pages": {
         "openapi": "headrace.plugins.openapi:add_pages",
+        "v1": "headrace.plugins.kserve_v1:add_v1",
     },
 }
 PARTS: Mapping[str, str] = {
