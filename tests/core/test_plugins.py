@@ -25,6 +25,7 @@ from headrace.placement.worker import environment, python_backend
 from headrace.plugins import dialects, functions, grpcio, kserve_v1, openapi, traces
 from headrace.plugins.access.command import ACCESS
 from headrace.plugins.access.file import open_access
+from headrace.plugins.activator.command import ACTIVATOR
 from headrace.plugins.audit import audit_log
 from headrace.plugins.cuda_memory import opener
 from headrace.plugins.environments import command as environments
@@ -94,6 +95,7 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
             models=models.MODELS, environments=environments.ENVIRONMENTS, triton=triton.TRITON,
             run=run.RUN, consume=CONSUME, certificates=certificates.CERTIFICATES, stubs=stubs.STUBS,
             completion=completion.COMPLETION, access=ACCESS,
+            activator=ACTIVATOR,
         ),
         *named(
             options.PROTOCOLS, v2=options.v2_protocol, tfserving=dialects.tfserving_protocol,

@@ -13,6 +13,9 @@ import pytest
 import yaml
 
 from headrace import __version__
+from headrace.cli.command import CommandParser
+from headrace.plugins.activator.command import ACTIVATOR
+from headrace.plugins.activator.relay import Tally
 from headrace.settings import OPTIONS
 from tests.deploy.chart import CHART, DEPLOY, ROOT, Manifest, of_kind, render, tool, validate
 from tests.models import onnx_graphs
@@ -22,6 +25,9 @@ from tests.support.server_process import ServerProcess
 VALUES: Manifest = yaml.safe_load((CHART / "values.yaml").read_text())
 HPA = {"mode": "hpa"}
 KEDA = {"mode": "keda"}
+TO_ZERO: Manifest = {
+    "autoscaling": KEDA | {"concurrency": 8}, "activator": {"enabled": True},
+}  # fmt: skip
 
 # Each value of the chart, changed, with what else it needs to have an effect.
 VARIED: list[tuple[str, Any, Manifest]] = [
@@ -90,6 +96,14 @@ VARIED: list[tuple[str, Any, Manifest]] = [
     ("autoscaling.scaleDownSeconds", 60, {"autoscaling": HPA}),
     ("autoscaling.prometheus", "https://prometheus.example", {"autoscaling": KEDA}),
     ("autoscaling.pollingSeconds", 5, {"autoscaling": KEDA}),
+    ("activator.enabled", True, {"autoscaling": KEDA | {"concurrency": 8}}),
+    ("activator.waitSeconds", 60, TO_ZERO),
+    ("activator.pollingSeconds", 1, TO_ZERO),
+    ("activator.cooldownSeconds", 60, TO_ZERO),
+    ("activator.resources.requests.cpu", "1", TO_ZERO),
+    ("activator.resources.requests.memory", "256Mi", TO_ZERO),
+    ("activator.resources.limits.cpu", "2", TO_ZERO),
+    ("activator.resources.limits.memory", "1Gi", TO_ZERO),
     ("pod.runAsUser", None, {}),
     ("pod.fsGroup", 2000, {}),
     ("pod.annotations", {"example.com/a": "b"}, {}),
@@ -196,6 +210,8 @@ def test_kubectl_reads_every_kind_of_kubernetes() -> None:
     ({"models": {"claim": "", "repositories": ["s3://b"]}, "environments": {"buildFirst": True}},
      "environments.buildFirst"),
     ({"autoscaling": HPA | {"latencySeconds": 1}}, "need the mode keda"),
+    ({"activator": {"enabled": True}}, "activator: needs autoscaling.mode keda"),
+    ({"activator": {"enabled": True}, "autoscaling": KEDA}, "activator: expected autoscaling.conc"),
     ({"autoscaling": KEDA | {"cpuPercent": 1}}, "needs the mode hpa"),
     ({"autoscaling": HPA | {"pendingRequests": None}}, "expected pendingRequests"),
     ({"resources": {"limits": {"memory": "2X"}}, "account": {"memoryPercent": 5}}, "2X: expected"),
@@ -280,6 +296,33 @@ def test_every_part_selects_the_pods() -> None:
     assert of_kind(manifests, "Service", "scores-headrace-grpc")["spec"]["clusterIP"] == "None"
 
 
+def test_the_activator_is_what_keda_and_the_servers_know() -> None:
+    manifests = render(TO_ZERO | {"networkPolicy": {"clients": [{"podSelector": {}}]}}, "scores")
+    for manifest in manifests:
+        validate(manifest)
+    scaled = of_kind(manifests, "ScaledObject")["spec"]
+    assert scaled["minReplicaCount"] == 0
+    [trigger] = [each for each in scaled["triggers"] if each["type"] == "metrics-api"]
+    deployment = of_kind(manifests, "Deployment", "scores-headrace-activator")
+    service = of_kind(manifests, "Service", "scores-headrace-activator")
+    assert trigger["metadata"]["url"].startswith("http://scores-headrace-activator.default:8002/")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    # Its own pods are no servers.
+    servers = of_kind(manifests, "Service", "scores-headrace")["spec"]["selector"]
+    assert not servers.items() <= labels.items()
+    policy = of_kind(manifests, "NetworkPolicy", "scores-headrace")["spec"]
+    admitted = policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
+    assert admitted.items() <= labels.items()
+    parser = CommandParser("headrace")
+    ACTIVATOR(parser.add_subparsers())
+    given = parser.parse_args(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
+    assert given.forwards == ["0.0.0.0:8000=scores-headrace:8000",
+                              "0.0.0.0:8001=scores-headrace:8001"]  # fmt: skip
+    shown = {family.name for family in Tally().collect()}
+    assert trigger["metadata"]["valueLocation"] in shown
+
+
 _CALLS = frozenset({"sum", "rate", "histogram_quantile", "by", "or", "vector", "le"})
 
 
@@ -291,7 +334,11 @@ def metrics_of(manifest: Manifest) -> set[str]:
             for each in manifest["spec"]["metrics"]
             if each["type"] == "Pods"
         }
-    queries = [each["metadata"]["query"] for each in manifest["spec"]["triggers"]]
+    queries = [
+        each["metadata"]["query"]
+        for each in manifest["spec"]["triggers"]
+        if each["type"] == "prometheus"
+    ]
     bare = [re.sub(r"\{[^}]*\}|\[\w+\]", "", query) for query in queries]
     return set(re.findall(r"[a-z_]{2,}", " ".join(bare))) - _CALLS
 

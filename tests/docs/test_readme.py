@@ -26,6 +26,7 @@ COMMANDS = (
     "serve", "infer", "models list", "models load", "models unload", "models config",
     "models stats", "models check", "models manifest", "environments prune", "top",
     "run", "stubs", "consume", "certificates", "access key", "access check", "access list",
+    "activator",
 )  # fmt: skip
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -9,6 +9,11 @@ app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- define "headrace.activatorSelector" -}}
+app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}-activator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
 {{- define "headrace.labels" -}}
 {{ include "headrace.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
