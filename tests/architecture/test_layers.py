@@ -40,6 +40,7 @@ LAYERS = {
     "plugins.beam": 13,  # uses runners
     "plugins.grpcio": 10,
     "plugins.openapi": 10,
+    "plugins.kserve_v1": 10,
     "plugins.inboxes": 10,
     "plugins": 8,
     "api": 8,
@@ -57,7 +58,13 @@ LAYERS = {
 }
 # Which parts may import what, of the libraries that shape what imports them.
 LIBRARIES = {
-    "fastapi": {"doors.http", "doors.grpc", "plugins.openapi", "composition"},
+    "fastapi": {
+        "doors.http",
+        "doors.grpc",
+        "plugins.openapi",
+        "plugins.kserve_v1",
+        "composition",
+    },
     "starlette": {"doors.http", "doors.grpc", "doors.clients", "plugins.frontends", "composition"},
     "uvicorn": set(),
     "grpc": {"plugins.grpcio"},

@@ -23,9 +23,10 @@ from headrace.placement.local.onnx import OnnxBackend
 from headrace.placement.upstream import backend as upstreams
 from headrace.placement.upstream import options, protocols
 from headrace.placement.worker import environment, python_backend
-from headrace.plugins import dialects, functions, grpcio, openapi, traces
+from headrace.plugins import dialects, functions, grpcio, kserve_v1, openapi, traces
 from headrace.plugins.access.command import ACCESS
 from headrace.plugins.access.file import open_access
+from headrace.plugins.activator.command import ACTIVATOR
 from headrace.plugins.audit import audit_log
 from headrace.plugins.cuda_memory import opener
 from headrace.plugins.environments import command as environments
@@ -98,6 +99,7 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
             models=models.MODELS, environments=environments.ENVIRONMENTS, triton=triton.TRITON,
             run=run.RUN, consume=CONSUME, certificates=certificates.CERTIFICATES, stubs=stubs.STUBS,
             completion=completion.COMPLETION, access=ACCESS,
+            activator=ACTIVATOR,
         ),
         *named(
             options.PROTOCOLS, v2=options.v2_protocol, tfserving=dialects.tfserving_protocol,
@@ -109,7 +111,7 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
         ),
         *named(environment.ENVIRONMENTS, python=demanded),
         *named(command.SOURCES, pools=triton.take_pools),
-        *named(PAGES, openapi=openapi.add_pages),
+        *named(PAGES, openapi=openapi.add_pages, v1=kserve_v1.add_v1),
     }  # fmt: skip
     assert found == {(group, name) for group, own in OWN.items() for name in own}
 

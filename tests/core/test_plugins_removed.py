@@ -139,6 +139,9 @@ def refuses_gpu_memory(server: ServerProcess) -> bool:
 # A request that needs a plugin.
 REQUESTS: Mapping[str, Callable[[ServerProcess], bool]] = {
     "cuda_memory": refuses_gpu_memory,
+    "kserve_v1": lambda server: (
+        httpx.get(f"{server.url}/v1/models", verify=False).status_code == 404
+    ),
     "openapi": lambda server: httpx.get(f"{server.url}/docs", verify=False).status_code == 404,
 }
 
@@ -218,6 +221,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
     ],
     "nvml": ["test_gpu"],
     "on_request": ["test_on_request"],
+    "kserve_v1": ["test_kserve_v1"],
     "openapi": [
         "test_openapi", "test_http::test_a_404_names_the_nearest_route",
         "test_header_rules::test_protocol_descriptions_are_unrestricted",

@@ -27,6 +27,7 @@ COMMANDS = (
     "models stats", "models check", "models manifest", "models push", "models pull",
     "models promote", "models verify", "models sign", "environments prune", "top",
     "run", "stubs", "consume", "certificates", "access key", "access check", "access list",
+    "activator",
 )  # fmt: skip
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -58,6 +58,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "run": "headrace.plugins.run.command:RUN",
         "completion": "headrace.cli.commands.completion:COMPLETION",
         "access": "headrace.plugins.access.command:ACCESS",
+        "activator": "headrace.plugins.activator.command:ACTIVATOR",
     },
     "headrace.protocols": {
         "v2": "headrace.placement.upstream.options:v2_protocol",
@@ -82,6 +83,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     "headrace.pages": {
         "openapi": "headrace.plugins.openapi:add_pages",
+        "v1": "headrace.plugins.kserve_v1:add_v1",
     },
 }
 PARTS: Mapping[str, str] = {
