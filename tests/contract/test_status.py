@@ -143,7 +143,7 @@ def test_counters_and_the_expiry_as_metrics(
 def test_the_log_needs_a_right(watched: ServerProcess, keys: dict[str, NewKey]) -> None:
     def ask_for(key: str) -> httpx.Response:
         headers = {"authorization": f"Bearer {keys[key].key}"}
-        return httpx.get(f"{watched.url}/v2/logging/tail", headers=headers, verify=False)
+        return httpx.post(f"{watched.url}/v2/logging/tail", headers=headers, verify=False)
 
     assert any("loaded same version 1" in line for line in ask_for("all").json()["records"])
     assert ask_for("watcher").status_code == 403
@@ -158,14 +158,14 @@ def test_latencies_are_counted(tmp_path: Path) -> None:
         assert model["requests"] == model["rows"] == sum(model["latency"]) == sum(model["queue"])
         assert len(model["latency"]) <= len(found["bounds_seconds"]) + 1
         assert found["degraded"] == []
-        assert ask(server.http, "GET", "/v2/logging/tail").document["kept"] == 500
+        assert ask(server.http, "POST", "/v2/logging/tail").document["kept"] == 500
 
 
 def test_a_server_open_to_others_keeps_no_log(tmp_path: Path) -> None:
     write_model(tmp_path, "same", identity())
     with clean_server(tmp_path, options=("--http-address=0.0.0.0",)) as server:
         port = server.output.partition("HTTP     http://0.0.0.0:")[2].split()[0]
-        answer = ask(f"127.0.0.1:{port}", "GET", "/v2/logging/tail")
+        answer = ask(f"127.0.0.1:{port}", "POST", "/v2/logging/tail")
         assert answer.status == 501
         assert "--access" in answer.error
 

@@ -257,8 +257,10 @@ OPERATIONS: tuple[Operation, ...] = (
                Route("POST", "/v2/logging", "Change settings of the log", [400, 413, 501, 503],
                      body=True)],
               changing=_P.ADMIN),
+    # With POST, so that browsers say which page asks.
     Operation("LogTail", _C.LOGGING, _P.ADMIN,
-              [Route("GET", "/v2/logging/tail", "The last records of the log", [501])],
+              [Route("POST", "/v2/logging/tail", "The last records of the log", [501],
+                     reads=True)],
               service=""),
     Operation("ModelTraffic", _C.MODEL_REPOSITORY, _P.OBSERVE,
               [Route("GET", _RULES, "Rules that divide requests between versions", [404])],
