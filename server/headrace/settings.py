@@ -677,6 +677,12 @@ class Settings:
     log_file: str = setting(
         "", "File to write the log to, instead of standard error", metavar="FILE"
     )
+    log_tail_lines: int = setting(
+        500,
+        "Records of the log that are kept in memory for those who may see them, as in the console;"
+        " none without an access file, if HTTP listens on other addresses than this machine's own",
+        most=10_000,
+    )
     access_log: bool = setting(False, "Log every request")
 
     audit_log: str = setting(
@@ -999,9 +1005,11 @@ class Settings:
     @property
     def logs(self) -> LogSettings:
         """The settings of logging."""
+        # Without access control everyone who reaches the server has every right.
+        known = self.access or self.http_address in (CLOSED, "127.0.0.1", "::1", "localhost")
         return LogSettings(
             self.log_verbose, self.log_info, self.log_warning, self.log_error, self.log_format,
-            self.log_file,
+            self.log_file, self.log_tail_lines if known else 0,
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from headrace import build
 from headrace.cli import command, serve
-from headrace.cli.commands import certificates, completion, infer, models, stubs, top
+from headrace.cli.commands import certificates, completion, infer, models, status, stubs, top
 from headrace.cli.commands.stores import SIGN
 from headrace.core.errors import LoadFailed
 from headrace.core.plugins import OWN, PARTS, OptionalPart, PluginGroup, all_plugins
@@ -95,7 +95,8 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
         ),
         *named(STAGES, traffic=TrafficStage),
         *named(
-            command.COMMANDS, serve=serve.SERVE, infer=infer.INFER, top=top.TOP,
+            command.COMMANDS, serve=serve.SERVE, infer=infer.INFER, status=status.STATUS,
+            top=top.TOP,
             models=models.MODELS, environments=environments.ENVIRONMENTS, triton=triton.TRITON,
             run=run.RUN, consume=CONSUME, certificates=certificates.CERTIFICATES, stubs=stubs.STUBS,
             completion=completion.COMPLETION, access=ACCESS,

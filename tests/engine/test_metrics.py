@@ -178,6 +178,7 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[FakeVersio
         "headrace_quota_refused_total": "counter",
         "headrace_failed_accepts_total": "counter",
         "headrace_given_up_total": "counter",
+        "headrace_certificate_expiry_timestamp_seconds": "gauge",
         "headrace_log_lines_dropped_total": "counter",
         "headrace_audit_entries_lost_total": "counter",
         "headrace_model_loads_total": "counter",

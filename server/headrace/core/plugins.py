@@ -49,6 +49,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "serve": "headrace.cli.serve:SERVE",
         "consume": "headrace.plugins.inboxes.command:CONSUME",
         "infer": "headrace.cli.commands.infer:INFER",
+        "status": "headrace.cli.commands.status:STATUS",
         "top": "headrace.cli.commands.top:TOP",
         "models": "headrace.cli.commands.models:MODELS",
         "environments": "headrace.plugins.environments.command:ENVIRONMENTS",

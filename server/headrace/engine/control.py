@@ -146,6 +146,11 @@ class Control:
         self._kept: dict[str, tuple[Fingerprint, ConfigFile]] = {}
         self._waits: dict[str, list[str]] = {}  # models that wait for others while being loaded
 
+    @property
+    def mode(self) -> ControlMode:
+        """The mode: who decides which models are served."""
+        return self._options.mode
+
     async def index(self, ready_only: bool = False) -> list[pb.RepositoryIndexResponse.ModelIndex]:
         """Every model version with its state; models that were never loaded by name only."""
         explicit = self._options.mode is ControlMode.EXPLICIT and not ready_only

@@ -18,6 +18,7 @@ from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.control import Control, ControlMode, ControlOptions
 from headrace.engine.entrance import Readiness, Router
+from headrace.engine.host import HostFacts
 from headrace.engine.lifecycle import Lifecycle, Loads
 from headrace.engine.model import Model, Traffic, parse_version
 from headrace.engine.model_services import EngineServices
@@ -201,6 +202,7 @@ class Engine:
         # Scheme, address and port of the metrics, once open.
         self.metrics_at: tuple[str, str, int] | None = None
         self.admission = admission
+        self.host = HostFacts()
         self.access: Access | None = None  # who identifies clients; None: nobody
         self.logs = logs or LogControl(LogSettings())
         self.audit = audit

@@ -175,6 +175,14 @@ class Supervisor:
         if not all(front_end.ready for front_end in self._front_ends):
             raise OSError("a front end did not start; see the log")
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """Implements `FrontEnds.pids`."""
+        return {
+            f"front end {each.number}": 0 if each.process is None else each.process.pid
+            for each in self._front_ends
+        }
+
     def apply_logs(self, settings: LogSettings) -> None:
         """Apply log settings to all front ends, including those started later."""
         self.document["logs"] = asdict(settings)

@@ -438,6 +438,50 @@ _RULES = {
         }
     ),
 }
+_NUMBER = {"type": "number", "minimum": 0}
+_INT = {"type": "integer", "minimum": 0}
+_MODEL_STATUS = {
+    "name": _TEXT, "version": _TEXT, "state": _TEXT, "reason": _TEXT, "unloaded": _FLAG,
+    "backend": _TEXT, "instances": {"type": "object", "additionalProperties": _INT},
+    "threads": _INT, "memory_bytes": _INT, "gpu_memory_bytes": _INT, "load_seconds": _NUMBER,
+    "waiting": _INT, "stalled": _INT, "overloaded": _FLAG, "decoupled": _FLAG, "requests": _INT,
+    "failures": _INT, "rows": _INT, "batches": _INT, "last_request": _NUMBER,
+    "latency": _array(_INT), "queue": _array(_INT), "compute": _array(_INT),
+}  # fmt: skip
+_PROCESS_STATUS = {
+    "kind": _TEXT | {"enum": ["server", "front end", "worker"]}, "name": _TEXT, "pid": _INT,
+    "model": _TEXT, "version": _TEXT, "resident_bytes": _INT, "threads": _INT,
+    "cpu_seconds": _NUMBER,
+}  # fmt: skip
+_LIMIT_STATUS = {
+    "name": _TEXT, "option": _TEXT, "used": _INT, "limit": _INT | {"type": ["integer", "null"]},
+    "refused": _INT,
+}  # fmt: skip
+_DEGRADED = {"kind": _TEXT, "name": _TEXT, "version": _TEXT, "reason": _TEXT}
+_STATUS = {
+    "time": _NUMBER,
+    "server": _record({
+        "name": _TEXT, "version": _TEXT, "id": _TEXT, "started": _NUMBER, "ready": _FLAG,
+        "addresses": {"type": "object", "additionalProperties": _TEXT},
+        "model_control": _TEXT, "traffic_control": _FLAG,
+    }),
+    "client": _record({"name": _TEXT, "kind": _TEXT, "may": _array(_TEXT)}),
+    "degraded": _array(_record(_DEGRADED, *_DEGRADED)),
+    "cores": _record({"available": _SIZE, "model_threads": _INT, "process_threads": _INT}),
+    "memory": _record({
+        "resident_bytes": _INT, "model_bytes": _INT, "evictions": _INT,
+        "budget_bytes": _INT | {"type": ["integer", "null"]},
+    }),
+    "processes": _array(_record(_PROCESS_STATUS, *_PROCESS_STATUS)),
+    "limits": _array(_record(_LIMIT_STATUS, *_LIMIT_STATUS)),
+    "certificates": _array(_record({"door": _TEXT, "file": _TEXT, "expires": _NUMBER})),
+    "answers": _array(
+        _record({"door": _TEXT, "operation": _TEXT, "status": _TEXT, "count": _INT})
+    ),
+    "lost": _record({"log_lines": _INT, "audit_entries": _INT}),
+    "bounds_seconds": _array(_NUMBER),
+    "models": _array(_record(_MODEL_STATUS, *_MODEL_STATUS)),
+}  # fmt: skip
 _PARTS = (
     ModelConfig.DESCRIPTOR,
     pb.SystemSharedMemoryStatusResponse.RegionStatus.DESCRIPTOR,
@@ -530,6 +574,10 @@ _OWN: dict[str, Schema] = {
             "log_verbose_level": {"type": ["integer", "null"], "minimum": 0},
             "log_format": {"enum": [*FORMATS, None]},
         }
+    ),
+    "ServerStatusResponse": _record(_STATUS, *_STATUS),
+    "LogTailResponse": _record(
+        {"kept": _SIZE, "records": _array(_TEXT)}, "kept", "records"
     ),
     "SetModelTrafficRequest": _record(_RULES),
     "ModelVersionRequest": _record({"version": _VERSION, "reason": _TEXT}),
