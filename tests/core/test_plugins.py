@@ -29,6 +29,7 @@ from headrace.plugins.access.file import open_access
 from headrace.plugins.activator.command import ACTIVATOR
 from headrace.plugins.audit import audit_log
 from headrace.plugins.cuda_memory import opener
+from headrace.plugins.ensembles.backend import EnsembleBackend
 from headrace.plugins.environments import command as environments
 from headrace.plugins.environments.resolve import demanded
 from headrace.plugins.flight.door import FlightDoor
@@ -91,7 +92,7 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
             sklearn=loaders.sklearn, xgboost=loaders.xgboost, lightgbm=loaders.lightgbm,
             catboost=loaders.catboost, mlflow=loaders.mlflow, pmml=loaders.pmml,
             mojo=loaders.mojo, pytorch=loaders.pytorch,
-            triton=upstreams.RemoteBackend.of,
+            triton=upstreams.RemoteBackend.of, ensemble=EnsembleBackend,
         ),
         *named(STAGES, traffic=TrafficStage),
         *named(

@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import execution, in_config, tensors, write_python_model
 from tests.support.command import run
@@ -43,6 +44,9 @@ FUNCTION = """
     def doubled(x: Float32["n"]) -> {"y": Float32["n"]}:
         return {"y": 2 * x}
 """
+ENSEMBLE = ensemble(
+    (("x", "FP32", "1"),), (("y", "FP32", "1"),), step("simple", {"INPUT0": "x"}, {"OUTPUT0": "y"})
+)
 DECLARED = tensors("input", ("X", "FP32", "1")) + tensors("output", ("Y", "FP32", "1"))
 
 
@@ -86,6 +90,10 @@ MODELS: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "dialects": (
         lambda root: remote(root, protocol="tfserving"),
         r"parameters\['protocol'\]: expected v2, got 'tfserving'",
+    ),
+    "ensembles": (
+        lambda root: write_ensemble(root, "needy", ENSEMBLE),
+        "'ensemble' is not a platform of this server",
     ),
     "environments": (
         with_requirements,
@@ -197,6 +205,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
     "audit": ["test_audit"],
     "cuda_memory": ["test_shared_memory::test_cuda_without_a_gpu"],
     "dialects": ["test_remote_tfserving"],
+    "ensembles": ["test_ensembles", "test_ensembles_loading"],
     "flight": ["test_flight"],
     "frontends": ["test_unix_sockets", "test_logging::test_changes_take_effect_at_once[1"],
     "functions": [

@@ -41,6 +41,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "mojo": "headrace.plugins.loaders.backend:mojo",
         "pytorch": "headrace.plugins.loaders.backend:pytorch",
         "triton": "headrace.placement.upstream.backend:RemoteBackend.of",
+        "ensemble": "headrace.plugins.ensembles.backend:EnsembleBackend",
     },
     "headrace.stages": {
         "traffic": "headrace.plugins.traffic.control:TrafficStage",

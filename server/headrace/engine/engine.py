@@ -241,7 +241,10 @@ class Engine:
             self.pieces,
             partial(open_model, backends=backends, options=options),
             control or ControlOptions(),
+            self._lifecycle.composition,
         )
+        self._lifecycle.composition.offers = self.loads.offers
+        self._lifecycle.composition.fetch = self._fetch
 
     # --- inference
 
@@ -295,6 +298,13 @@ class Engine:
                 if not self.loads.offers(name, version):
                     return  # the lookup reports the reason
                 await self.loads.bring(name)
+
+    async def _fetch(self, name: str, user: str) -> None:
+        """Load a model that another one runs, which waits for it; raises `ServerError`."""
+        if self.loads.offers(name):
+            await self.loads.bring(name)
+        elif self.control.by_clients:
+            await self.control.load(name, waiter=user)
 
     def _find(self, name: str, version: str) -> Router:
         if not version and (model := self._models.get(name)) is not None:

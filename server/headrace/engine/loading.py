@@ -205,6 +205,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             _spec(opened.source, early, version, placements[0], threads, options),
             auto_complete=options.auto_complete,
             default_max_batch_size=options.default_max_batch_size if open_rows else 0,
+            used=opened.used,
         )
         inline = wanted == InstanceKind.INLINE
         here = not (opened.backend.isolated or elsewhere) and first_spec.device is None

@@ -394,6 +394,15 @@ _VERSION_FAMILIES: Sequence[Family[VersionReport]] = [
            "Instances whose batch makes no progress"),
     Family("headrace_ended_runs_total", "counter", lambda r: r.statistics.ended_runs,
            "Runs in the server's process that were ended, by why", ("reason",)),
+    Family("headrace_step_requests_total", "counter",
+           lambda r: {name: step.requests for name, step in r.statistics.steps.items()},
+           "Calls of an ensemble's step that have ended", ("step",)),
+    Family("headrace_step_failures_total", "counter",
+           lambda r: {name: step.failures for name, step in r.statistics.steps.items()},
+           "Calls of an ensemble's step that have failed", ("step",)),
+    Family("headrace_step_duration_us_total", "counter",
+           lambda r: {name: step.ns // 1_000 for name, step in r.statistics.steps.items()},
+           "Microseconds that calls of an ensemble's step took, their queue included", ("step",)),
     Family("headrace_batch_rows", "histogram", _batch_rows, "Rows of a batch"),
 ]  # fmt: skip
 GPU_MEMORY_FAMILIES: tuple[Family[int], ...] = (

@@ -18,7 +18,8 @@ from headrace.core.errors import (
     RepositoryError,
 )
 from headrace.core.limits import ExecutionLimits
-from headrace.core.model_spec import EnvironmentOptions, IsolationOptions
+from headrace.core.model_spec import EnvironmentOptions, IsolationOptions, Used
+from headrace.core.signature import Signature
 from headrace.engine.chain import STAGES, StagePlugin
 from headrace.observability.machine import GrowthMeter
 from headrace.observability.statistics import FIRST_RESPONSE
@@ -76,7 +77,8 @@ class Opened:
     """A model whose configuration has been read and checked, but which is not loaded.
 
     `origins` are the origins of its versions. `fail_over` has the same model for further backends,
-    in order; each of them has a `label`.
+    in order; each of them has a `label`. `uses` are the models that it runs, and `used` their
+    signatures, once they are known.
     """
 
     source: ModelSource
@@ -87,6 +89,8 @@ class Opened:
     warnings: tuple[str, ...]
     fail_over: "tuple[Opened, ...]" = ()
     label: str = ""
+    uses: tuple[Used, ...] = ()
+    used: Mapping[Used, Signature] = field(default_factory=dict)
 
     @contextmanager
     def options_explained(self) -> Iterator[None]:
@@ -175,6 +179,8 @@ def open_model(
     if not backend.places_instances:
         made_of = {n: replace(origin, resizable=False) for n, origin in made_of.items()}
     opened = Opened(source, file, config, backend, made_of, warnings)
+    with opened.options_explained():
+        opened = replace(opened, uses=tuple(dict.fromkeys(backend.uses(config))))
     if not further:
         return opened
     others = tuple(

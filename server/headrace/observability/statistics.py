@@ -203,6 +203,17 @@ class BackendCounts:
 
 
 @dataclass(slots=True)
+class StepCounts:
+    """Counters of one step of an ensemble: its calls that have ended, those that failed, and the
+    time from their submission to their end.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    ns: int = 0
+
+
+@dataclass(slots=True)
 class EndpointCounts:
     """Counters of one upstream of a version.
 
@@ -309,6 +320,7 @@ class VersionStatistics:
         self.backends: dict[str, BackendCounts] = {}  # by name, for a model with several backends
         self.ended_runs: Counter[str] = Counter()  # terminated runs in this process, by reason
         self.endpoints: dict[str, EndpointCounts] = {}  # by name, for an upstream model
+        self.steps: dict[str, StepCounts] = {}  # by name, for an ensemble
         self._owed: list[BatchCounts] = []
 
     def owe(self, counts: BatchCounts) -> int:
@@ -419,6 +431,22 @@ class VersionStatistics:
         """Keep a successful request that was traced as the exemplar of its bucket."""
         place = bisect_left(self.bounds.buckets, duration_ns)
         self.exemplars[place] = Exemplar(trace_id, duration_ns / 1e9, time_ns() / 1e9)
+
+    def request_composed(
+        self, arrived: int, rows: int, ended: int, inputs: int, infer: int, paused: bool
+    ) -> None:
+        """Count a request that calls of other models have answered, with the sums of their times:
+        gathering, and execution.
+        """
+        self.execution_count += 1
+        self.last_inference_ms = time_ns() // 1_000_000
+        batch = self.batches[rows]
+        batch.count += 1
+        batch.compute_input_ns += inputs
+        batch.compute_infer_ns += infer
+        self.request_completed(arrived, rows, arrived, ended, paused)
+        self.compute_input_ns += inputs
+        self.compute_infer_ns += infer - (ended - arrived)
 
     def request_failed(self, reason: str, duration_ns: int, fault: bool = False) -> None:
         """Count a request that failed, for one of `FAILURE_REASONS`."""

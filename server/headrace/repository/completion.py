@@ -115,7 +115,8 @@ def normalise(config: ModelConfig) -> ModelConfig:
         sequences.max_sequence_idle_microseconds = (
             sequences.max_sequence_idle_microseconds or _SEQUENCE_IDLE_US
         )
-    if not result.instance_group:
+    composed = result.WhichOneof("scheduling_choice") == "ensemble_scheduling"
+    if not (result.instance_group or composed):
         result.instance_group.add(name=result.name, kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
     for index, group in enumerate(result.instance_group):
         group.name = group.name or f"{result.name}_{index}"
