@@ -31,12 +31,13 @@ from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
 from headrace.engine.entrance import HTTP_NOT_DECOUPLED
 from headrace.engine.workbench import LARGE
+from headrace.observability.statistics import Answers
 from headrace.protocol.elements import array_of_nested, json_name, nested_json
 from headrace.protocol.json_text import parse_json
 
 _JSON = "application/json"
 _ROWS = ("instances", "inputs")
-_STATUSES = 600  # places for counts that the HTTP door keeps itself
+_UNSHOWN = Answers().of("http", "predict")  # the HTTP door counts the answers itself
 
 
 class PredictCall(DoorCall):
@@ -45,7 +46,7 @@ class PredictCall(DoorCall):
     door = "HTTP"
 
     def __init__(self, account: Account, identity: Identity) -> None:
-        super().__init__(account, [0] * _STATUSES, identity)
+        super().__init__(account, _UNSHOWN, identity)
         self.response: InferResponse | None = None
         self.error: ServerError | None = None
 
