@@ -82,6 +82,9 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "gs": "headrace.plugins.stores.objects:object_store",
         "az": "headrace.plugins.stores.objects:object_store",
         "as": "headrace.plugins.stores.objects:object_store",
+        "sqlite": "headrace.plugins.stores.database:database_store",
+        "postgresql": "headrace.plugins.stores.database:database_store",
+        "mysql": "headrace.plugins.stores.database:database_store",
     },
     "headrace.pages": {
         "openapi": "headrace.plugins.openapi:add_pages",

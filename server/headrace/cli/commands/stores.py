@@ -9,8 +9,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from headrace.cli.command import EXIT_FAILURE, Command, option, settings_as_options, shared_settings
 from headrace.cli.remote import complain, print_json
@@ -19,6 +20,9 @@ from headrace.core.errors import LoadFailed
 from headrace.core.plugins import OptionalPart
 from headrace.options import Option
 from headrace.settings import OPTIONS, Settings
+
+if TYPE_CHECKING:
+    from headrace.repository.store import Store
 
 SIGN: OptionalPart[Callable[[bytes, Path], bytes]] = OptionalPart("sign")
 SIGNATURES: OptionalPart[Callable[[str], Callable[[Path], None]]] = OptionalPart("signatures")
@@ -33,21 +37,15 @@ _STORE = "such as s3://BUCKET/PREFIX, or a directory"
 def list_store(options: argparse.Namespace) -> int:
     """Print the models of a store with their sizes; for `headrace models list --store`."""
 
-    def act(settings: Settings) -> int:
-        store = _open(options.store, settings)
-        entries = [
-            {"name": name, "size": store.size(name)}
-            for name in _chosen(store.names(), options.pattern)
-        ]
+    def act(settings: Settings, stack: ExitStack) -> int:
+        store = _open(stack, options.store, settings)
+        sizes = {name: store.size(name) for name in _chosen(store.names(), options.pattern)}
         if options.json:
-            print_json({"models": entries})
+            print_json({"models": [{"name": name, "size": n} for name, n in sizes.items()]})
         elif options.names:
-            print("\n".join(str(entry["name"]) for entry in entries))
+            print("\n".join(sizes))
         else:
-            rows = [
-                (entry["name"], size(float(entry["size"])) if entry["size"] else "-")
-                for entry in entries
-            ]
+            rows = [(name, size(float(n)) if n else "-") for name, n in sizes.items()]
             print(*fitted_table(("MODEL", "SIZE"), rows, right="SIZE"), sep="\n")
         return 0
 
@@ -72,8 +70,11 @@ def _promote(options: argparse.Namespace) -> int:
 def _copy(options: argparse.Namespace, done: str, name: str = "") -> int:
     from headrace.repository.model_files import manifest_of, parse_manifest
 
-    def act(settings: Settings) -> int:
-        source, target = _open(options.source, settings, name), _open(options.target, settings)
+    def act(settings: Settings, stack: ExitStack) -> int:
+        source, target = (
+            _open(stack, options.source, settings, name),
+            _open(stack, options.target, settings),
+        )
         reports = []
         for model in _chosen(source.names(), options.models):
             begun = time.monotonic()
@@ -102,7 +103,7 @@ def _sign(options: argparse.Namespace) -> int:
     """Write signed manifests into directories."""
     from headrace.repository.model_files import MANIFEST, manifest_of
 
-    def act(settings: Settings) -> int:
+    def act(settings: Settings, stack: ExitStack) -> int:
         sign = SIGN.load()
         for directory in map(Path, options.paths):
             if not directory.is_dir():
@@ -120,8 +121,8 @@ def _sign(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     """Read all files of models, and compare them with their manifests."""
 
-    def act(settings: Settings) -> int:
-        store = _open(options.store, settings)
+    def act(settings: Settings, stack: ExitStack) -> int:
+        store = _open(stack, options.store, settings)
         key = settings.require_signature
         check = SIGNATURES.load()(key) if key else None
         reports = []
@@ -144,11 +145,12 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _run(
     options: argparse.Namespace,
-    act: Callable[[Settings], int],
+    act: Callable[[Settings, ExitStack], int],
     settings: Sequence[Option] = STORE_SETTINGS,
 ) -> int:
     try:
-        return act(shared_settings(options, settings))
+        with ExitStack() as stack:
+            return act(shared_settings(options, settings), stack)
     except LoadFailed as error:
         complain(options, str(error))
         return EXIT_FAILURE
@@ -159,11 +161,13 @@ def _run(
         sys.stdout.flush()
 
 
-def _open(address: str, settings: Settings, name: str = "") -> Any:
+def _open(stack: ExitStack, address: str, settings: Settings, name: str = "") -> "Store":
     # Imported late, so that `--help` and usage errors do not wait for what reads models.
     from headrace.repository.catalogue import open_store
 
-    return open_store(address, name, settings.stores)
+    store = open_store(address, name, settings.stores)
+    stack.callback(store.close)
+    return store
 
 
 def _chosen(names: Collection[str], patterns: Sequence[str]) -> list[str]:
