@@ -45,6 +45,7 @@ from headrace.plugins.run import command as run
 from headrace.plugins.stores.database import database_store
 from headrace.plugins.stores.objects import object_store
 from headrace.plugins.stores.signatures import required, signed
+from headrace.plugins.stores.web import web_store
 from headrace.plugins.traffic.control import TrafficControl, TrafficStage
 from headrace.plugins.triton import command as triton
 from headrace.plugins.triton.servers import TritonServers
@@ -111,7 +112,8 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
         *named(DOORS, flight=FlightDoor, inboxes=Inboxes),
         *named(
             STORES, s3=object_store, gs=object_store, az=object_store, sqlite=database_store,
-            postgresql=database_store, mysql=database_store, **{"as": object_store},
+            postgresql=database_store, mysql=database_store, http=web_store,
+            https=web_store, **{"as": object_store},
         ),
         *named(environment.ENVIRONMENTS, python=demanded),
         *named(command.SOURCES, pools=triton.take_pools),

@@ -25,7 +25,8 @@ PAGES = sorted(
 COMMANDS = (
     "serve", "infer", "models list", "models load", "models unload", "models config",
     "models stats", "models check", "models manifest", "models push", "models pull",
-    "models promote", "models verify", "models sign", "environments prune", "status", "top",
+    "models promote", "models verify", "models sign", "models index",
+    "environments prune", "status", "top",
     "run", "stubs", "consume", "certificates", "access key", "access check", "access list",
     "activator",
 )  # fmt: skip

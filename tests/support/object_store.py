@@ -16,7 +16,8 @@ import httpx
 
 BUCKET = "models"
 _SIGNED = {
-    "Authorization": "AWS4-HMAC-SHA256 Credential=somebody/20260101/us-east-1/s3/aws4_request"
+    "Authorization": "AWS4-HMAC-SHA256 Credential=somebody/20260101/us-east-1/s3/aws4_request",
+    "x-amz-acl": "public-read",
 }
 _READY = re.compile(r"Running on (http://127\.0\.0\.1:\d+)")
 SECRET = "a-key-that-nobody-may-see"

@@ -85,6 +85,8 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "sqlite": "headrace.plugins.stores.database:database_store",
         "postgresql": "headrace.plugins.stores.database:database_store",
         "mysql": "headrace.plugins.stores.database:database_store",
+        "http": "headrace.plugins.stores.web:web_store",
+        "https": "headrace.plugins.stores.web:web_store",
     },
     "headrace.pages": {
         "openapi": "headrace.plugins.openapi:add_pages",

@@ -228,7 +228,8 @@ def _elsewhere(path: Path) -> str:
     url = str(path) if scheme == "models" else f"{scheme}://{rest.replace(':/', '://')}"
     way = f"mount it (with {mount}), or copy it" if mount else "copy it"
     return (
-        f"{url} is {what}, and models are read from directories: {way} to a directory"
+        f"{url} is {what}; this server has no store for that, or it stands in place of a file:"
+        f" {way} to a directory"
         f" and keep that up to date ({copy}), and give that directory"
     )
 

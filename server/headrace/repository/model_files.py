@@ -261,6 +261,7 @@ def _entries(directory: Path) -> list[str]:
 
 
 MANIFEST = "headrace-manifest.json"
+INDEX = "headrace-index.json"  # of a directory of models that a web server offers
 _LARGEST = 16 << 20  # bytes of a manifest
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TOLD = 3  # files named in a message
@@ -387,6 +388,30 @@ def manifest_of(directory: Path) -> bytes:
         if read_manifest(directory) == files and files:
             return (directory / MANIFEST).read_bytes()
     return new_manifest(files)
+
+
+def write_index(repository: Path, models: Iterable[str]) -> None:
+    """Write the index of a repository, with manifests of the models in it that have none.
+
+    Raises `LoadFailed` for files that are not as their manifest has them, and `OSError`.
+    """
+    found: dict[str, object] = {}
+    for name in models:
+        directory = repository / name
+        manifest = manifest_of(directory)
+        if not (directory / MANIFEST).is_file():
+            (directory / MANIFEST).write_bytes(manifest)
+        elif (directory / MANIFEST).read_bytes() != manifest:
+            raise LoadFailed(f"{directory}: {MANIFEST} does not list every file as it is")
+        sizes = {path: (directory / path).stat().st_size for path in parse_manifest(manifest)}
+        digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+        found[name] = {"manifest": digest, "sizes": sizes}
+    draft = repository / f".{INDEX}.{os.getpid()}"
+    try:
+        draft.write_text(json.dumps({"models": found}, indent=2) + "\n", encoding="utf-8")
+        draft.replace(repository / INDEX)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def write_manifest(directory: Path) -> Mapping[str, str]:

@@ -169,6 +169,7 @@ def answer(server: ServerProcess, name: str) -> Any:
     return response.json()["outputs"][0]["data"][0]
 
 
+@pytest.mark.slow
 def test_a_server_hears_of_changes(postgres: Postgres, tmp_path: Path) -> None:
     """Long before it would look by itself; and it serves on while the database is away."""
     source, address = tmp_path / "models", postgres.database()

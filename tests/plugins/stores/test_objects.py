@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
+from headrace.cli.program import main
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.objects import (
     ObjectPlace,
@@ -256,6 +257,7 @@ def test_polling_a_store_beside_a_directory(objects: ObjectStore, tmp_path: Path
         assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_wrong_bytes_are_never_served(objects: ObjectStore, tmp_path: Path) -> None:
     source = tmp_path / "local"
     write_model(source, "m", constant(1))
@@ -287,29 +289,35 @@ def test_wrong_bytes_are_never_served(objects: ObjectStore, tmp_path: Path) -> N
             client.close()
 
 
-def test_loading_on_request(objects: ObjectStore, tmp_path: Path) -> None:
+def test_loading_on_request(here: ObjectStore, tmp_path: Path) -> None:
+
     for number in range(3):
-        objects.put(f"cold/m{number}/1/model.onnx", constant(number))
+        directory = write_model(tmp_path, f"m{number}", constant(number))
+        remote = ObjectRemote(f"s3://{BUCKET}/cold")
+        remote.publish(directory.name, directory, manifest_of(directory))
     given = options(tmp_path / "cache", "--load-on-request", f"--model-memory-budget={1 << 30}")
-    address = f"s3://{objects.url}/{BUCKET}/cold"  # Triton's form
-    environment = objects.environment() | {"AWS_ENDPOINT_URL": ""}
+    address = f"s3://{here.url}/{BUCKET}/cold"  # Triton's form
+    environment = here.environment() | {"AWS_ENDPOINT_URL": ""}
     with clean_server(address, options=given, environment=environment) as server:
         assert list((tmp_path / "cache").glob("trees/*")) == []
         assert [answer(server, f"m{number}")[0] for number in range(3)] == [0, 1, 2]
         assert len(list((tmp_path / "cache").glob("trees/*.json"))) == 3
 
 
-def test_push_pull_promote_and_list(objects: ObjectStore, tmp_path: Path) -> None:
+def test_push_pull_promote_and_list(
+    here: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = tmp_path / "source"
     write_model(source, "a", constant(1), version=3)
     write_model(source, "b", identity())
-    environment = objects.environment()
     cache = f"--store-cache={tmp_path / 'cache'}"
 
-    def models(*words: str) -> str:
-        ran = run("models", *words, cache, environment=environment)
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout
+    def models(*words: str, expected: int = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["models", *words, cache])
+        printed = capsys.readouterr()
+        assert ended.value.code == expected, printed
+        return printed.err if expected and not printed.out else printed.out
 
     stage, live = f"s3://{BUCKET}/stage", f"s3://{BUCKET}/production"
     assert models("push", str(source), stage).splitlines()[0].startswith("pushed a, 1 files with ")
@@ -323,16 +331,12 @@ def test_push_pull_promote_and_list(objects: ObjectStore, tmp_path: Path) -> Non
     assert models("verify", str(tmp_path / "target")) == "a: as its manifest has it\n"
     models("push", str(source / "b"), live, "--name", "c")
     assert models("list", "--store", live, "--names") == "a\nc\n"
-    objects.put("production/a/3/model.onnx", b"other")
-    ran = run("models", "verify", live, cache, environment=environment)
-    assert (ran.returncode, ran.stdout) == (
-        1, "a: 3/model.onnx does not hold what it is to hold\nc: as its manifest has it\n",
-    )  # fmt: skip
-    ran = run("models", "pull", live, str(tmp_path / "target"), "nobody", cache,
-              environment=environment)  # fmt: skip
-    assert (ran.returncode, ran.stderr) == (
-        1, "headrace models pull: no model called nobody\n",
-    )  # fmt: skip
+    here.put("production/a/3/model.onnx", b"other")
+    assert models("verify", live, expected=1) == (
+        "a: 3/model.onnx does not hold what it is to hold\nc: as its manifest has it\n"
+    )
+    pulled = models("pull", live, str(tmp_path / "target"), "nobody", expected=1)
+    assert pulled == "headrace models pull: no model called nobody\n"
 
 
 @pytest.mark.slow

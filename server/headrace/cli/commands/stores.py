@@ -118,6 +118,19 @@ def _sign(options: argparse.Namespace) -> int:
     return _run(options, act, ())
 
 
+def _index(options: argparse.Namespace) -> int:
+    """Write the index of a directory for a web server."""
+    from headrace.repository.model_files import INDEX, write_index
+
+    def act(settings: Settings, stack: ExitStack) -> int:
+        names = sorted(_open(stack, options.directory, settings).names())
+        write_index(Path(options.directory), names)
+        print(f"wrote {Path(options.directory) / INDEX} with {len(names)} models")
+        return 0
+
+    return _run(options, act, ())
+
+
 def _verify(options: argparse.Namespace) -> int:
     """Read all files of models, and compare them with their manifests."""
 
@@ -240,6 +253,14 @@ STORE_COMMANDS = (
             *settings_as_options(_KEYS),
         ),
         run=_verify,
+    ),
+    Command(
+        name="index",
+        help="write the index of a directory for a web server",
+        description="Write headrace-index.json, by which servers find the models of a directory at"
+        " an https:// address, and manifests of models that have none.",
+        options=(option("directory DIR", "a repository", type=_directory),),
+        run=_index,
     ),
     Command(
         name="sign",

@@ -30,6 +30,7 @@ from headrace.plugins.stores.remote import (
     RemoteFile,
     RemoteStore,
     Unreached,
+    changing,
 )
 from headrace.repository.model_files import parse_manifest
 from headrace.repository.store import Store, StoreOptions
@@ -136,9 +137,7 @@ class DatabaseRemote:
             found = connection.execute(wanted.where(files.c.model == name)).all()
         listed = {path: RemoteFile(size, digest, digest) for path, size, digest in found}
         if {path: file.digest for path, file in listed.items()} != parse_manifest(row.manifest):
-            raise LoadFailed(
-                f"{self.address}: {name} is being changed; it is brought once it rests"
-            )
+            raise changing(self.address, name)
         return RemoteContents(row.state, listed, row.manifest)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:

@@ -39,8 +39,8 @@ _FOUND_BY_ITSELF = (
     "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE",
 )  # fmt: skip
-_TIMEOUTS = {"connect_timeout": "5s", "timeout": "120s"}
-_RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
+TIMEOUTS = {"connect_timeout": "5s", "timeout": "120s"}
+RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
 
 
 class ObjectPlace(NamedTuple):
@@ -143,7 +143,8 @@ def azure_options(account: str, environment: Mapping[str, str]) -> dict[str, Any
     return given
 
 
-def _library() -> Any:
+def library() -> Any:
+    """The module obstore; raises `LoadFailed`."""
     try:
         import obstore.store
     except ImportError as error:
@@ -153,17 +154,16 @@ def _library() -> Any:
 
 def _opened(place: ObjectPlace) -> Any:
     """The store of the library; raises `LoadFailed`."""
-    library = _library()
-    stores = {"s3": library.store.S3Store, "gs": library.store.GCSStore,
-              "az": library.store.AzureStore}  # fmt: skip
+    found = library().store
+    stores = {"s3": found.S3Store, "gs": found.GCSStore, "az": found.AzureStore}
     given: dict[str, Any] = {}
     if place.kind == "s3":
         given = s3_options(place.host, os.environ)
     elif place.kind == "az":
         given = azure_options(place.host, os.environ)
-    client = _TIMEOUTS | given.pop("client_options", {})
+    client = TIMEOUTS | given.pop("client_options", {})
     return stores[place.kind](
-        place.bucket, prefix=place.prefix or None, client_options=client, retry_config=_RETRIES,
+        place.bucket, prefix=place.prefix or None, client_options=client, retry_config=RETRIES,
         **given,
     )  # fmt: skip
 
@@ -176,7 +176,7 @@ class ObjectRemote:
         self.address = address
         place = read_address(address)
         self._own_name = (place.prefix or place.bucket).rpartition("/")[2]
-        self._library = _library()
+        self._library = library()
         with self._explained():
             self._store = _opened(place)
         self._alone = False  # the prefix is a model itself

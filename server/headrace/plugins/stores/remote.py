@@ -338,9 +338,7 @@ class RemoteStore(Store):
 
     def _check(self, name: str, state: str, found: RemoteContents) -> None:
         if found.state != state:
-            raise LoadFailed(
-                f"{self.address}: {name} is being changed; it is brought once it rests"
-            )
+            raise changing(self.address, name)
 
     def _fetch(
         self, name: str, files: Mapping[str, RemoteFile], fetching: Fetching
@@ -494,6 +492,11 @@ class RemoteStore(Store):
 
 class Unreached(LoadFailed):
     """A store that cannot be asked, whatever the question."""
+
+
+def changing(address: str, name: str) -> LoadFailed:
+    """The error for a model in another state than expected."""
+    return LoadFailed(f"{address}: {name} is being changed; it is brought once it rests")
 
 
 def state_of(files: Mapping[str, RemoteFile]) -> str:
