@@ -186,8 +186,9 @@ class Catalogue:
         Models of an unreadable repository are left out, which is logged.
         """
         known, lost = self._reached()
-        for error in lost:
-            log.warning("%s", error)
+        for store, error in lost.items():
+            if not store.trouble:  # which it has logged itself
+                log.warning("%s", error)
         places = self.places(known)
         names = {name: "" if len(found) == 1 else DUPLICATE for name, found in places.items()}
         for name in (self.name or file.stem for file in self.files):
@@ -214,7 +215,7 @@ class Catalogue:
         if alike:
             raise LoadFailed(ambiguous(name, alike))
         if lost:
-            raise lost[0]
+            raise next(iter(lost.values()))
         return None
 
     def places(
@@ -261,15 +262,15 @@ class Catalogue:
         for store in self.stores:
             store.close()
 
-    def _reached(self) -> tuple[dict[Store, Collection[str]], list[RepositoryError]]:
+    def _reached(self) -> tuple[dict[Store, Collection[str]], dict[Store, RepositoryError]]:
         """The names in the stores that can be read, and the errors of the others."""
         known: dict[Store, Collection[str]] = {}
-        lost: list[RepositoryError] = []
+        lost: dict[Store, RepositoryError] = {}
         for store in self.stores:
             try:
                 known[store] = self._listed(store)
             except RepositoryError as error:
-                lost.append(error)
+                lost[store] = error
         return known, lost
 
     @staticmethod
