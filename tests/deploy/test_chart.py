@@ -39,7 +39,7 @@ VARIED: list[tuple[str, Any, Manifest]] = [
     ("image.pullSecrets", ["registry"], {}),
     ("replicas", 5, {}),
     ("models.claim", "others", {}),
-    ("models.repositories", ["s3://bucket/models"], {}),
+    ("models.repositories", ["s3://bucket/models"], {"storeCache": {"size": "9Gi"}}),
     ("models.controlMode", "poll", {}),
     ("settings", {"model-memory-budget": 4_000_000_000, "load-on-request": True}, {}),
     ("drain.delaySeconds", 7, {}),
@@ -54,6 +54,9 @@ VARIED: list[tuple[str, Any, Manifest]] = [
     ("environments.size", "20Gi", {}),
     ("environments.claim", "environments", {}),
     ("environments.buildFirst", True, {}),
+    ("storeCache.size", "40Gi", {}),
+    ("storeCache.claim", "stores", {}),
+    ("signatures.secret", "publishers", {}),
     ("scratch.size", "500M", {}),
     ("access.secret", "access", {}),
     ("access.key", "rules.toml", {"access": {"secret": "access"}}),
@@ -207,8 +210,9 @@ def test_kubectl_reads_every_kind_of_kubernetes() -> None:
     ({"settings": {"exit-timeout-secs": 9}}, "exit-timeout-secs is what other values"),
     ({"settings": {"http-port": 9}}, "http-port cannot be changed"),
     ({"models": {"claim": ""}}, "expected a claim or repositories"),
-    ({"models": {"claim": "", "repositories": ["s3://b"]}, "environments": {"buildFirst": True}},
+    ({"models": {"claim": "", "repositories": ["/b"]}, "environments": {"buildFirst": True}},
      "environments.buildFirst"),
+    ({"models": {"repositories": ["s3://b/m"]}}, "stores need storeCache.size"),
     ({"autoscaling": HPA | {"latencySeconds": 1}}, "need the mode keda"),
     ({"activator": {"enabled": True}}, "activator: needs autoscaling.mode keda"),
     ({"activator": {"enabled": True}, "autoscaling": KEDA}, "activator: expected autoscaling.conc"),
@@ -242,12 +246,14 @@ def test_variables_are_options_of_the_server() -> None:
     everything = {
         "access": {"secret": "a"}, "tls": {"secret": "t", "clientCertificates": True},
         "account": {"memoryPercent": 10}, "models": {"controlMode": "explicit"},
+        "storeCache": {"size": "4Gi"}, "signatures": {"secret": "s"},
         "settings": {"model-memory-budget": 4_000_000_000, "load-on-request": True},
     }  # fmt: skip
     given = environment(render(everything))
     assert set(given) <= {option.env for option in OPTIONS}
     assert given["HEADRACE_MODEL_MEMORY_BUDGET"] == "4000000000"
     assert given["HEADRACE_LOAD_ON_REQUEST"] == "true"
+    assert given["HEADRACE_STORE_CACHE_BYTES"] == str(3 << 30)
     assert given["HEADRACE_ACCESS"] == "/etc/headrace/access/access.toml"
 
 

@@ -57,6 +57,11 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $_ := set $own "environment-cache" "/cache" -}}
 {{- if $v.environments.size }}{{ $_ := set $own "environment-cache-bytes" (include "headrace.bytes" (list $v.environments.size 75.0)) }}{{ end -}}
 {{- end -}}
+{{- if or $v.storeCache.size $v.storeCache.claim -}}
+{{- $_ := set $own "store-cache" "/stores" -}}
+{{- if $v.storeCache.size }}{{ $_ := set $own "store-cache-bytes" (include "headrace.bytes" (list $v.storeCache.size 75.0)) }}{{ end -}}
+{{- end -}}
+{{- if $v.signatures.secret }}{{ $_ := set $own "require-signature" "/etc/headrace/signatures/keys.pem" }}{{ end -}}
 {{- if $v.access.secret }}{{ $_ := set $own "access" (printf "/etc/headrace/access/%s" $v.access.key) }}{{ end -}}
 {{- if $v.tls.secret -}}
 {{- range $door := list "http" "grpc" -}}
@@ -99,6 +104,7 @@ capabilities:
 {{- $all := .Values.models.repositories -}}
 {{- if .Values.models.claim }}{{ $all = prepend $all "/models" }}{{ end -}}
 {{- if not $all }}{{ fail "models: expected a claim or repositories" }}{{ end -}}
+{{- if and (regexMatch "(^|,)[a-z0-9]+:" (join "," .Values.models.repositories)) (not (or .Values.storeCache.size .Values.storeCache.claim)) }}{{ fail "models.repositories: stores need storeCache.size or storeCache.claim" }}{{ end -}}
 {{- toYaml $all -}}
 {{- end }}
 
@@ -112,6 +118,15 @@ capabilities:
 {{- if or .environments.size .environments.claim }}
 - name: environments
   mountPath: /cache
+{{- end }}
+{{- if or .storeCache.size .storeCache.claim }}
+- name: stores
+  mountPath: /stores
+{{- end }}
+{{- if .signatures.secret }}
+- name: signatures
+  mountPath: /etc/headrace/signatures
+  readOnly: true
 {{- end }}
 {{- if .scratch.size }}
 - name: scratch
