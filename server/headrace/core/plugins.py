@@ -84,6 +84,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "as": "headrace.plugins.stores.objects:object_store",
     },
     "headrace.pages": {
+        "console": "headrace.plugins.console:add_console",
         "openapi": "headrace.plugins.openapi:add_pages",
         "v1": "headrace.plugins.kserve_v1:add_v1",
     },
