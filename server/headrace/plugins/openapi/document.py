@@ -444,8 +444,11 @@ _MODEL_STATUS = {
     "name": _TEXT, "version": _TEXT, "state": _TEXT, "reason": _TEXT, "unloaded": _FLAG,
     "backend": _TEXT, "instances": {"type": "object", "additionalProperties": _INT},
     "threads": _INT, "memory_bytes": _INT, "gpu_memory_bytes": _INT, "load_seconds": _NUMBER,
-    "waiting": _INT, "stalled": _INT, "overloaded": _FLAG, "decoupled": _FLAG, "requests": _INT,
-    "failures": _INT, "rows": _INT, "batches": _INT, "last_request": _NUMBER,
+    "waiting": _INT, "stalled": _INT, "overloaded": _FLAG, "decoupled": _FLAG,
+    "backends": {"type": "object", "additionalProperties": _FLAG},
+    "servers": {"type": "object", "additionalProperties": _FLAG}, "requests": _INT,
+    "failures": _INT, "failures_by_reason": {"type": "object", "additionalProperties": _INT},
+    "rows": _INT, "batches": _INT, "last_request": _NUMBER,
     "latency": _array(_INT), "queue": _array(_INT), "compute": _array(_INT),
 }  # fmt: skip
 _PROCESS_STATUS = {
