@@ -29,6 +29,18 @@ class TritonPythonModel:
     def execute(self, requests):
         return [None] * len(requests)
 """
+_LENGTH = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [pb_utils.get_input_tensor_by_name(r, "X").as_numpy() for r in requests]
+        lengths = [np.array([len(text[0])], np.int32) for text in texts]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", n)]) for n in lengths]
+"""
+_OF_TEXT = tensors("input", ("X", "STRING", "1")) + tensors("output", ("Y", "INT32", "1"))
 _DECLARED = tensors("input", ("X", "FP32", "1")) + tensors("output", ("Y", "FP32", "1"))
 
 
@@ -47,6 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_model(root, "whole", identity(Datatype.INT64))
     write_model(root, "broken", b"no model")
     write_python_model(root, "worked", _FAILING, _DECLARED)
+    write_python_model(root, "length", _LENGTH, _OF_TEXT)
     options = ("--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false")
     with clean_server(root, options=options) as process:
         yield process
@@ -183,6 +196,21 @@ def test_text_and_json(page: Browser) -> None:
     assert "fr" in _output([sys.executable, "-c", page.text(".program")])
 
 
+def test_a_file_as_it_is(page: Browser, tmp_path: Path) -> None:
+    show_model(page, "length")
+    page.fill(".play select", "file")
+    page.await_text("choose a file", ".program")
+    (tmp_path / "bytes.bin").write_bytes(bytes(range(256)))
+    page.type("[type=file]", str(tmp_path / "bytes.bin"))
+    page.await_text("in binary", ".program")
+    page.click(_RUN)
+    page.await_text("256", ".output")
+    for number in (2, 3):
+        page.click(f"[role=tab]:nth-child({number})")
+        command = [sys.executable, "-c", page.text(".program")]
+        assert "256" in subprocess.check_output(command, cwd=tmp_path, text=True, timeout=120)
+
+
 def test_integers_keep_their_digits(page: Browser) -> None:
     show_model(page, "whole")
     page.fill(".play [type=number]", "1")
@@ -302,6 +330,17 @@ def test_keys_and_rights(window: Browser, tmp_path: Path) -> None:
 def _give(window: Browser, key: str) -> None:
     window.fill("dialog [name=key]", key)
     window.click("dialog .primary")
+
+
+def test_a_restricted_operation(window: Browser, tmp_path: Path) -> None:
+    write_model(tmp_path, "same", identity())
+    with clean_server(tmp_path, options=("--http-restricted-api=statistics:secret=7",)) as server:
+        window.open("about:blank")
+        window.open(f"{server.url}/console#/")
+        window.await_text("expecting header 'secret'", "dialog")
+        window.fill("dialog [name=header]", "secret: 7")
+        window.click("dialog .primary")
+        window.await_text("same", ".grid")
 
 
 def test_a_server_that_goes_away_and_comes_back(window: Browser, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_only_files_of_the_console_are_served(tmp_path: Path) -> None:
                 continue
             assert answer.body == path.read_bytes()
             assert answer.headers["x-content-type-options"] == "nosniff"
+        assert ask_server(server.http, "GET", "/console/").headers["location"] == "../console"
         for name in ("__init__.py", "..%2F__init__.py", "nothing.js"):
             assert ask_server(server.http, "GET", f"/console/{name}").status == 404
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastapi import FastAPI, HTTPException, Response
+from fastapi.responses import RedirectResponse
 
 from headrace.api.gate import Gate
 from headrace.api.operations import Operation
@@ -36,6 +37,10 @@ def add_console(app: FastAPI, engine: Engine, gate: Gate, operations: Sequence[O
     @app.head("/console", include_in_schema=False)
     async def page() -> Response:
         return await asyncio.to_thread(_file, "index.html")
+
+    @app.get("/console/", include_in_schema=False)
+    async def with_slash() -> Response:
+        return RedirectResponse("../console")  # relative, as for a proxy that adds a path
 
     @app.get("/console/{name}", include_in_schema=False)
     async def file(name: str) -> Response:

@@ -2,7 +2,7 @@
 
 import { credentials, ofModel, Refused, request } from "./api.js";
 import { duration, h, meter, number } from "./dom.js";
-import { body, flat, programs } from "./programs.js";
+import { binary, body, flat, programs } from "./programs.js";
 
 const FLOATS = new Set(["FP32", "FP64"]);
 const WITHOUT_JSON = new Set(["FP16", "BF16"]);
@@ -88,7 +88,8 @@ export class Playground {
     try {
       if (call.decoupled) await this.stream(call, own.signal, spent);
       else {
-        const found = await request("POST", ofModel(call.name, call.version, "/infer"), body(call), { signal: own.signal, digits: true });
+        const sent = call.tensors.some(({ file }) => file) ? binary(call) : { content: body(call) };
+        const found = await request("POST", ofModel(call.name, call.version, "/infer"), sent.content, { signal: own.signal, digits: true, headers: sent.headers });
         this.spent.textContent = `answered after ${spent()}`;
         this.answer.replaceChildren(...found.outputs.map(output), ...given(found.parameters));
       }
@@ -146,7 +147,7 @@ class Input {
     const { name, datatype, shape } = this.spec;
     const text = datatype === "BYTES";
     this.dims = shape.map((dim, axis) => (dim < 0 ? h("input", { type: "number", min: 0, step: 1, value: "1", "aria-label": `axis ${axis} of ${name}`, oninput: () => { this.fields(); this.changed(); } }) : null));
-    const modes = text ? ["text", "JSON"] : ["numbers", "JSON", "image"];
+    const modes = text ? ["text", "JSON", "file"] : ["numbers", "JSON", "image"];
     this.mode = h("select", { "aria-label": `form of ${name}`, onchange: () => this.choose() }, ...modes.map((mode) => h("option", {}, mode)));
     this.use = h("input", { type: "checkbox", checked: !spec.optional, "aria-label": `send ${name}`, onchange: () => this.changed() });
     this.area = h("div", { class: "area" });
@@ -163,7 +164,8 @@ class Input {
   }
 
   choose() {
-    this.pixels = null;
+    this.pixels = this.content = null;
+    this.wrong = "";
     const { name, datatype } = this.spec;
     this.text = h("textarea", { rows: 3, spellcheck: "false", "aria-label": `values of ${name}`, oninput: () => this.changed() });
     if (this.mode.value === "text") {
@@ -173,6 +175,10 @@ class Input {
       this.text.placeholder = datatype === "BYTES" ? '["text"]' : "[[0, 1], [2, 3]]";
       this.area.replaceChildren(this.text);
     } else if (this.mode.value === "image") this.image();
+    else if (this.mode.value === "file") {
+      this.file = h("input", { type: "file", "aria-label": `file for ${name}`, onchange: () => this.load() });
+      this.area.replaceChildren(this.file);
+    }
     else this.fields();
     this.changed();
   }
@@ -200,6 +206,13 @@ class Input {
     this.high = h("input", { type: "number", value: small ? "255" : "1", step: "any", "aria-label": "value of white", oninput: () => this.read() });
     this.preview = h("canvas", { width: 0, height: 0, class: "preview" });
     this.area.replaceChildren(this.file, h("label", {}, "black ", this.low), h("label", {}, "white ", this.high), this.preview);
+  }
+
+  // The bytes of a file, as one element.
+  async load() {
+    const [file] = this.file.files;
+    this.content = file ? { name: file.name, bytes: new Uint8Array(await file.arrayBuffer()) } : null;
+    this.changed();
   }
 
   async read() {
@@ -262,6 +275,10 @@ class Input {
     else if (mode === "image") {
       if (!this.pixels) throw wrong("choose an image");
       data = this.pixels;
+    } else if (mode === "file") {
+      if (!this.content) throw wrong("choose a file");
+      if (elements(shape) !== 1) throw wrong(`a file is one value, and the shape ${bracket(shape)} has ${elements(shape)}`);
+      return { name, datatype, shape, data: [], file: this.content };
     } else if (mode === "text") {
       data = (elements(shape) === 1 ? [this.text.value] : this.text.value.split("\n")).map((each) => JSON.stringify(each));
     } else if (this.single.length) data = this.single.map((field) => (datatype === "BOOL" ? String(field.checked) : field.value.trim()));

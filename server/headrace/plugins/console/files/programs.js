@@ -12,21 +12,34 @@ const value = (each) => (each === "true" ? "True" : each === "false" ? "False" :
 
 // The body of an infer request. Numbers are written as they were typed.
 export function body(call) {
-  const inputs = call.tensors.map(({ name, shape, datatype, data }) =>
-    `{"name":${JSON.stringify(name)},"shape":${JSON.stringify(shape)},"datatype":"${datatype}","data":[${data.join(",")}]}`);
+  const inputs = call.tensors.map(({ name, shape, datatype, data, file }) =>
+    `{"name":${JSON.stringify(name)},"shape":${JSON.stringify(shape)},"datatype":"${datatype}",${
+      file ? `"parameters":{"binary_data_size":${file.bytes.length + 4}}` : `"data":[${data.join(",")}]`}}`);
   const more = Object.keys(call.parameters).length ? `,"parameters":${JSON.stringify(call.parameters)}` : "";
   return `{"inputs":[${inputs.join(",")}]${more}}`;
 }
 
+// The same with the bytes of files behind the JSON, each after its length.
+export function binary(call) {
+  const head = new TextEncoder().encode(body(call));
+  const files = call.tensors.flatMap(({ file }) => (file ? [new Uint8Array(Uint32Array.of(file.bytes.length).buffer), file.bytes] : []));
+  return {
+    content: new Blob([head, ...files]),
+    headers: { "content-type": "application/octet-stream", "inference-header-content-length": String(head.length) },
+  };
+}
+
 // The same as flat JSON, as streams take it.
 export function flat(call) {
+  if (call.tensors.some(({ file }) => file)) throw new Error("flat JSON has no form for files: choose text");
   const members = call.tensors.map(({ name, data }) => `${JSON.stringify(name)}:${data.length === 1 ? data[0] : `[${data.join(",")}]`}`);
   members.push(...Object.entries(call.parameters).map(([name, value]) => `${JSON.stringify(name)}:${JSON.stringify(value)}`));
   return `{${members.join(",")}}`;
 }
 
 // An array of numpy with a tensor's values.
-function array({ datatype, shape, data }) {
+function array({ datatype, shape, data, file }) {
+  if (file) return `np.array([open(${quote(file.name)}, "rb").read()], object).reshape(${shape.join(", ")})`;
   const flatText = `[${data.map(datatype === "BOOL" ? value : (each) => each).join(", ")}]`;
   const type = TYPES[datatype] ? `np.${TYPES[datatype]}` : "object";
   return `np.array(${flatText}, ${type}).reshape(${shape.join(", ") || "()"})`;
@@ -37,6 +50,7 @@ const python = (found) => (typeof found === "string" ? quote(found) : found === 
 const mapping = (found) => `{${Object.entries(found).map(([name, each]) => `${quote(name)}: ${python(each)}`).join(", ")}}`;
 
 function curl(call, server, headers) {
+  if (call.tensors.some(({ file }) => file)) throw new Error("A file is sent in binary, behind the JSON: the programs show how.");
   const url = `${base()}/${ofModel(call.name, call.version, call.decoupled ? "/generate_stream" : "/infer")}`;
   const shown = Object.entries(headers).map(([name, text]) => ` \\\n  -H ${shell(`${name}: ${text}`)}`).join("");
   return `curl -s${call.decoupled ? "N" : ""} ${shell(url)}${shown} \\\n  -H 'content-type: application/json' \\\n  -d ${shell(call.decoupled ? flat(call) : body(call))}`;
