@@ -39,6 +39,7 @@ LAYERS = {
     "plugins.flight": 10,
     "plugins.beam": 13,  # uses runners
     "plugins.grpcio": 10,
+    "plugins.console": 10,
     "plugins.openapi": 10,
     "plugins.kserve_v1": 10,
     "plugins.inboxes": 10,
@@ -61,6 +62,7 @@ LIBRARIES = {
     "fastapi": {
         "doors.http",
         "doors.grpc",
+        "plugins.console",
         "plugins.openapi",
         "plugins.kserve_v1",
         "composition",

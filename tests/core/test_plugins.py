@@ -23,7 +23,7 @@ from headrace.placement.local.onnx import OnnxBackend
 from headrace.placement.upstream import backend as upstreams
 from headrace.placement.upstream import options, protocols
 from headrace.placement.worker import environment, python_backend
-from headrace.plugins import dialects, functions, grpcio, kserve_v1, openapi, traces
+from headrace.plugins import console, dialects, functions, grpcio, kserve_v1, openapi, traces
 from headrace.plugins.access.command import ACCESS
 from headrace.plugins.access.file import open_access
 from headrace.plugins.activator.command import ACTIVATOR
@@ -117,7 +117,7 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
         ),
         *named(environment.ENVIRONMENTS, python=demanded),
         *named(command.SOURCES, pools=triton.take_pools),
-        *named(PAGES, openapi=openapi.add_pages, v1=kserve_v1.add_v1),
+        *named(PAGES, console=console.add_console, openapi=openapi.add_pages, v1=kserve_v1.add_v1),
     }  # fmt: skip
     assert found == {(group, name) for group, own in OWN.items() for name in own}
 

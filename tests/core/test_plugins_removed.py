@@ -150,6 +150,7 @@ REQUESTS: Mapping[str, Callable[[ServerProcess], bool]] = {
     "kserve_v1": lambda server: (
         httpx.get(f"{server.url}/v1/models", verify=False).status_code == 404
     ),
+    "console": lambda server: httpx.get(f"{server.url}/console", verify=False).status_code == 404,
     "openapi": lambda server: httpx.get(f"{server.url}/docs", verify=False).status_code == 404,
 }
 

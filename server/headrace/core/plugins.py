@@ -89,6 +89,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "https": "headrace.plugins.stores.web:web_store",
     },
     "headrace.pages": {
+        "console": "headrace.plugins.console:add_console",
         "openapi": "headrace.plugins.openapi:add_pages",
         "v1": "headrace.plugins.kserve_v1:add_v1",
     },

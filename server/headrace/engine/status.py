@@ -156,6 +156,7 @@ def _described(model: Model, version: ModelVersion, cores: int, further: str) ->
     entry = _entry(version.model, version.name, version.state, reason, model.unloaded)
     entry |= {
         "requests": counters.success_count, "failures": counters.fail_count,
+        "failures_by_reason": {why: n for why, n in counters.failures.items() if n},
         "rows": counters.inference_count, "batches": counters.execution_count,
         "last_request": counters.last_inference_ms / 1_000,
         "latency": _counts(counters.request_histogram), "queue": _counts(counters.queue_histogram),
@@ -173,6 +174,8 @@ def _described(model: Model, version: ModelVersion, cores: int, further: str) ->
             "load_seconds": report.load_seconds, "waiting": report.pending,
             "stalled": len(report.stalled), "overloaded": counters.overloaded,
             "decoupled": version.chain.decoupled,
+            "backends": {each.name: each.active for each in report.backends},
+            "servers": {each.name: each.serves for each in report.endpoints},
         }  # fmt: skip
     return entry
 
@@ -183,8 +186,9 @@ def _entry(name: str, version: str, state: str, reason: str, unloaded: bool) -> 
         "name": name, "version": version, "state": str(state), "reason": reason,
         "unloaded": unloaded, "backend": "", "instances": {}, "threads": 0, "memory_bytes": 0,
         "gpu_memory_bytes": 0, "load_seconds": 0.0, "waiting": 0, "stalled": 0,
-        "overloaded": False, "decoupled": False, "requests": 0, "failures": 0, "rows": 0,
-        "batches": 0, "last_request": 0.0, "latency": [], "queue": [], "compute": [],
+        "overloaded": False, "decoupled": False, "backends": {}, "servers": {},
+        "requests": 0, "failures": 0, "failures_by_reason": {}, "rows": 0, "batches": 0,
+        "last_request": 0.0, "latency": [], "queue": [], "compute": [],
     }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ def test_a_healthy_server(
     assert "nothing is degraded" in ended.out
     assert "--max-admitted-requests" in ended.out
     assert f"http {server.url}" in ended.out
+    assert any(line.startswith("storyteller 1 ready") for line in _squeezed(ended.out))
     assert any(line.startswith(f"server {server.pid}") for line in _squeezed(ended.out))
     assert command("status", "--json").document["server"]["ready"] is True
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _PROCESSES = ("PROCESS", "PID", "MODEL", "MEMORY", "THREADS", "CPU")
 _LIMITS = ("LIMIT", "USED", "OF", "REFUSED", "OPTION")
+_MODELS = ("MODEL", "VERSION", "STATE", "MEMORY", "THREADS", "INSTANCES")
+_MOST_MODELS = 10  # those with most memory; headrace models list has all
 _BYTES = ("request bytes", "model memory")
 
 
@@ -50,10 +52,29 @@ def lines(found: Document) -> Iterator[str]:
     yield from fitted_table(_PROCESSES, rows, "PID MEMORY THREADS CPU")
     yield ""
     yield from fitted_table(_LIMITS, map(_limit, found["limits"]), "USED OF REFUSED")
+    yield ""
+    yield from _models(found["models"])
     if found["certificates"]:
         yield ""
         ends = map(_certificate, found["certificates"])
         yield from fitted_table(("CERTIFICATE", "DOOR", "EXPIRES"), ends)
+
+
+def _models(found: list[Document]) -> Iterator[str]:
+    """The models that take most memory."""
+    largest = sorted(found, key=lambda each: -each["memory_bytes"])[:_MOST_MODELS]
+    rows = [
+        (
+            each["name"], each["version"] or "-", each["state"].lower() or "not loaded",
+            size(each["memory_bytes"] or None), str(each["threads"]),
+            ", ".join(f"{n} {kind}" for kind, n in each["instances"].items()) or "-",
+        )
+        for each in largest
+    ]  # fmt: skip
+    if rows:
+        yield from fitted_table(_MODELS, rows, "VERSION MEMORY THREADS")
+    if len(found) > len(largest):
+        yield f"and {len(found) - len(largest)} more"
 
 
 def _limit(each: Document) -> tuple[str, ...]:
