@@ -28,6 +28,7 @@ from headrace.plugins.access.file import open_access
 from headrace.plugins.audit import audit_log
 from headrace.plugins.cuda_memory import opener
 from headrace.plugins.ensembles.backend import EnsembleBackend
+from headrace.plugins.ensembles.drawing import draw
 from headrace.plugins.environments import command as environments
 from headrace.plugins.environments.resolve import demanded
 from headrace.plugins.flight.door import FlightDoor
@@ -116,6 +117,7 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
         part(build.ON_REQUEST)(OnRequest),
         part(build.POLL)(Follower),
         part(build.RELOAD)(Reloader),
+        part(models.GRAPHS)(draw),
         part(build.TRACES)(traces.trace_sink),
         part(build.TRAFFIC)(TrafficControl),
         part(clients.ACCESS)(open_access),

@@ -24,7 +24,7 @@ PAGES = sorted(
 )
 COMMANDS = (
     "serve", "infer", "models list", "models load", "models unload", "models config",
-    "models stats", "models check", "models manifest", "environments prune", "top",
+    "models graph", "models stats", "models check", "models manifest", "environments prune", "top",
     "run", "stubs", "consume", "certificates", "access key", "access check", "access list",
 )  # fmt: skip
 README = (ROOT / "README.md").read_text(encoding="utf-8")
