@@ -30,6 +30,7 @@ from headrace.plugins.activator.command import ACTIVATOR
 from headrace.plugins.audit import audit_log
 from headrace.plugins.cuda_memory import opener
 from headrace.plugins.ensembles.backend import EnsembleBackend
+from headrace.plugins.ensembles.drawing import draw
 from headrace.plugins.environments import command as environments
 from headrace.plugins.environments.resolve import demanded
 from headrace.plugins.flight.door import FlightDoor
@@ -132,6 +133,7 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
         part(build.RELOAD)(Reloader),
         part(build.SIGNATURES)(required),
         part(SIGN)(signed),
+        part(models.GRAPHS)(draw),
         part(build.TRACES)(traces.trace_sink),
         part(build.TRAFFIC)(TrafficControl),
         part(clients.ACCESS)(open_access),

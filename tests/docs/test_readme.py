@@ -24,7 +24,7 @@ PAGES = sorted(
 )
 COMMANDS = (
     "serve", "infer", "models list", "models load", "models unload", "models config",
-    "models stats", "models check", "models manifest", "models push", "models pull",
+    "models graph", "models stats", "models check", "models manifest", "models push", "models pull",
     "models promote", "models verify", "models sign", "models index",
     "environments prune", "status", "top",
     "run", "stubs", "consume", "certificates", "access key", "access check", "access list",

@@ -101,6 +101,7 @@ PARTS: Mapping[str, str] = {
     "cuda_memory": "headrace.plugins.cuda_memory:opener",
     "frontends": "headrace.plugins.frontends.supervisor:Supervisor",
     "functions": "headrace.plugins.functions:load",
+    "graphs": "headrace.plugins.ensembles.drawing:draw",
     "grpcio": "headrace.plugins.grpcio:grpcio_server",
     "in_process": "headrace.plugins.in_process:LoadedInProcess",
     "nvml": "headrace.plugins.nvml:Nvml",

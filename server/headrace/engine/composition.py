@@ -5,8 +5,8 @@ passes between them. Later, a change of one of them is checked against the model
 it serves. A model that lacks one of them is unloaded, and loaded again once they are all there.
 
 Owned by the event-loop thread. Invariants: `_users` has the models that run others as they serve,
-`_waiting` those that could not be loaded, or had to leave, for want of another one. No model is in
-both, and none runs itself, however indirectly.
+`_waiting` those that could not be loaded, or had to leave, since another one was not there or did
+not fit. None runs itself, however indirectly.
 """
 
 import asyncio
@@ -68,11 +68,12 @@ class Composition:
                 if way := self._way(name, user):
                     raise LoadFailed(f"model '{user}' runs itself: {' -> '.join([user, *way])}")
             await asyncio.gather(*(self._bring(name, user) for name in names))
+            self._waiting[user] = opened
             if problem := self._missing(opened):
-                self._waiting[user] = opened
                 raise LoadFailed(problem)
             used = {one: self._signature(*one) for one in opened.uses}
             found = self._loading[user] = self._checked(replace(opened, used=used))
+            del self._waiting[user]
             return found
         except BaseException:
             self._loading.pop(user, None)

@@ -134,7 +134,7 @@ def open_model(
     refuse(file, validation.problems(file.config, source.written_name))
     refuse(file, _stage_problems(source.name, file.config, options))
     if not source.versions:
-        named = backends.get(file.config.backend, Backend())
+        named = completion.named_backend(file.config, backends) or Backend()
         number = named.version_without_files(reading.parameters(file.config))
         if number is None or fail_over.needs_files(file.config):
             raise InvalidConfig(_no_versions(source))

@@ -162,12 +162,22 @@ def model_dims(tensor: ModelTensor) -> Sequence[int]:
     return tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
 
 
+def named_backend(config: ModelConfig, backends: Mapping[str, Backend]) -> Backend | None:
+    """The backend that a configuration names, itself or by its platform."""
+    return backends.get(config.backend or _of_platform(config, backends))
+
+
+def _of_platform(config: ModelConfig, backends: Mapping[str, Backend]) -> str:
+    wanted = config.platform
+    return next((n for n, b in backends.items() if wanted and b.platform == wanted), "")
+
+
 def _guess_backend(
     config: ModelConfig, model: str, names: list[str], backends: Mapping[str, Backend]
 ) -> str:
     """The backend of the named platform, or else the one indicated by the files."""
     if config.platform:
-        return next((n for n, b in backends.items() if b.platform == config.platform), "")
+        return _of_platform(config, backends)
     given = config.default_model_filename
     for name, backend in backends.items():
         if given in backend.filenames or given.endswith((*backend.suffixes, *_any_suffix(backend))):

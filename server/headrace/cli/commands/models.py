@@ -4,7 +4,7 @@ import argparse
 import fnmatch
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +36,15 @@ from headrace.cli.remote import (
 from headrace.cli.text import duration, fitted_table, number, size, table
 from headrace.client import ClientError, StatusError
 from headrace.core.errors import InvalidConfig, LoadFailed
+from headrace.core.plugins import OptionalPart
 from headrace.options import SettingsError
 from headrace.settings import ENVIRONMENT_OPTIONS, OPTIONS, SECTIONS
 
 if TYPE_CHECKING:
     from headrace.client.blocking import Client
+
+# Draws the graph of a configuration, in a form; raises `ValueError` for one without a graph.
+GRAPHS: OptionalPart[Callable[[Any, str], str]] = OptionalPart("graphs")
 
 _HEADS = ("VERSION", "STATE", "ROLE", "WEIGHT", "SHARE", "ROUTED", "FAILED", "LATENCY", "REASON")
 _RIGHT = "WEIGHT SHARE ROUTED FAILED LATENCY"
@@ -458,13 +462,33 @@ def _config(options: argparse.Namespace, server: "Client") -> int:
     if options.json:
         print_json(document)
     else:
-        # Imported late: the other commands need no protobuf.
-        from google.protobuf import json_format, text_format
+        from google.protobuf import text_format
 
-        from headrace.protocol.pb.model_config_pb2 import ModelConfig
+        print(text_format.MessageToString(_message(document)), end="")
+    return 0
 
-        message = json_format.ParseDict(document, ModelConfig(), ignore_unknown_fields=True)
-        print(text_format.MessageToString(message), end="")
+
+def _message(document: Document) -> Any:
+    """A configuration in JSON as a `ModelConfig`."""
+    # Imported late: the other commands need no protobuf.
+    from google.protobuf import json_format
+
+    from headrace.protocol.pb.model_config_pb2 import ModelConfig
+
+    return json_format.ParseDict(document, ModelConfig(), ignore_unknown_fields=True)
+
+
+def _graph(options: argparse.Namespace, server: "Client") -> int:
+    """Print the graph of an ensemble."""
+    document = server.document("ModelConfig", name=options.model, version=options.version or "")
+    try:
+        drawn = GRAPHS.load()(_message(document), options.format)
+    except (LoadFailed, ValueError) as error:
+        raise CommandFailed(str(error)) from None
+    if options.json:
+        print_json({"model": options.model, "format": options.format, "graph": drawn})
+    else:
+        print(drawn, end="")
     return 0
 
 
@@ -589,6 +613,14 @@ MODELS = Command(
             "config", _config, option("model MODEL", type=parse_model), _VERSION,
             help="print a model's completed configuration",
             description="Print a model's configuration as a running server has completed it.",
+        ),
+        remote_command(
+            "graph", _graph, option("model MODEL", type=parse_model), _VERSION,
+            option("--format FORM", "mermaid or svg", choices=("mermaid", "svg"),
+                   default="mermaid"),
+            help="draw the graph of an ensemble",
+            description="Print the graph of an ensemble that a running server has, as text for"
+            " Mermaid or as an SVG picture.",
         ),
         remote_command(
             "stats", _stats, option("model [MODEL]", "model to print in detail"), _VERSION,
