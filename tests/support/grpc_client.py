@@ -159,7 +159,7 @@ def infer_message(
     outputs: Sequence[Output] = (),
     version: str = "",
     id: str = "",
-    parameters: dict[str, Parameter] | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
 ) -> pb.ModelInferRequest:
     """A request message with raw tensors."""
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=id)

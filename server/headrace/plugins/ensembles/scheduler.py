@@ -85,7 +85,7 @@ class EnsembleScheduler:
         self._check_drained()
 
     def cancel(self, call: Call) -> None:
-        """EdgeEnd `call` without an answer."""
+        """End `call` without an answer."""
         call.owner.cancel(call)
 
     def when_drained(self, callback: Callable[[], None]) -> None:
@@ -335,7 +335,7 @@ class EnsembleRun(Owner):
         self.scheduler.statistics.request_failed(reason, took, fault)
 
     def _end(self) -> None:
-        """EdgeEnd the request, and with it the steps that are under way."""
+        """End the request, and with it the steps that are under way."""
         self._over = True
         self.call.ended = True
         calls, self.calls = self.calls, set()
