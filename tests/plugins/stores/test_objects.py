@@ -12,6 +12,7 @@ import pytest
 
 from headrace.cli.program import main
 from headrace.core.errors import LoadFailed
+from headrace.plugins.stores.cache import PART
 from headrace.plugins.stores.objects import (
     ObjectPlace,
     ObjectRemote,
@@ -23,7 +24,7 @@ from headrace.plugins.stores.objects import (
 )
 from headrace.plugins.stores.remote import Unreached
 from headrace.repository.catalogue import STORES, open_store
-from headrace.repository.model_files import MANIFEST, manifest_of
+from headrace.repository.model_files import MANIFEST, manifest_of, write_manifest
 from headrace.repository.store import StoreOptions
 from tests.models.onnx_graphs import constant, identity, write_model
 from tests.support.command import run
@@ -159,6 +160,22 @@ def test_publishing_replaces_a_model(here: ObjectStore, tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="published: a file has changed while it was fetched"):
         remote.read("m", "2/model.onnx", second.files["2/model.onnx"], 0, 3)
     store = open_store(f"s3://{BUCKET}/published", options=StoreOptions(str(tmp_path / "c")))
+    assert store.problems("m") == []
+
+
+def test_a_store_of_google(
+    objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading by its XML interface, which the S3 server has, too."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", objects.url.removeprefix("http://"))
+    large = bytes(range(256)) * (PART // 200)
+    directory = model(tmp_path, content=large)
+    write_manifest(directory)
+    objects.put_directory(directory, "google/m")
+    store = open_store(f"gs://{BUCKET}/google", options=StoreOptions(str(tmp_path / "c")))
+    assert store.names() == {"m"}
+    lease = store.materialise("m", store.token("m"))
+    assert (lease.path / "1" / "model.onnx").read_bytes() == large
     assert store.problems("m") == []
 
 

@@ -303,6 +303,20 @@ def test_offline_nothing_is_asked(tmp_path: Path) -> None:
         opened(memory, tmp_path / "empty", offline=True).names()
 
 
+def test_room_is_made_before_a_model_is_brought(tmp_path: Path) -> None:
+    memory = Memory(a={"x": b"a" * 600}, b={"x": b"b" * 600}, c={"x": b"c" * 600})
+    store = opened(memory, tmp_path, nbytes=1300)
+    store.names()
+    held = store.materialise("a", store.token("a"))
+    store.materialise("b", store.token("b")).release()
+    most: list[int] = []
+    memory.on_read = lambda path, start: most.append(store.cache.nbytes)
+    store.materialise("c", store.token("c")).release()
+    assert most == [600], "b has gone, which nobody has loaded"
+    assert (held.path / "x").read_bytes() == b"a" * 600
+    assert store.cache.nbytes == 1200
+
+
 def test_two_servers_share_one_download(tmp_path: Path) -> None:
     memory = Memory(m=FILES)
     both, found = Barrier(2, timeout=60), []

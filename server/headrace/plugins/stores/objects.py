@@ -9,6 +9,7 @@ the machine or pod. What the library does not read by itself is read here: profi
 """
 
 import configparser
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,8 +40,9 @@ _FOUND_BY_ITSELF = (
     "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE",
 )  # fmt: skip
-TIMEOUTS = {"connect_timeout": "5s", "timeout": "120s"}
-RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
+# Short, since parts are tried again, and stores are asked again, by what uses them.
+TIMEOUTS = {"connect_timeout": "3s", "timeout": "120s"}
+RETRIES: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
 
 
 class ObjectPlace(NamedTuple):
@@ -143,6 +145,18 @@ def azure_options(account: str, environment: Mapping[str, str]) -> dict[str, Any
     return given
 
 
+def gcs_options(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of the library for Google's store: those of an emulator, if one is named."""
+    host = environment.get("STORAGE_EMULATOR_HOST", "")
+    if not host:
+        return {}
+    url = host if "://" in host else f"http://{host}"
+    nobody = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    account = json.dumps({"gcs_base_url": url, "disable_oauth": True, **nobody})
+    given: dict[str, Any] = {"service_account_key": account}
+    return given | ({"client_options": {"allow_http": True}} if url.startswith("http://") else {})
+
+
 def library() -> Any:
     """The module obstore; raises `LoadFailed`."""
     try:
@@ -156,11 +170,12 @@ def _opened(place: ObjectPlace) -> Any:
     """The store of the library; raises `LoadFailed`."""
     found = library().store
     stores = {"s3": found.S3Store, "gs": found.GCSStore, "az": found.AzureStore}
-    given: dict[str, Any] = {}
     if place.kind == "s3":
         given = s3_options(place.host, os.environ)
     elif place.kind == "az":
         given = azure_options(place.host, os.environ)
+    else:
+        given = gcs_options(os.environ)
     client = TIMEOUTS | given.pop("client_options", {})
     return stores[place.kind](
         place.bucket, prefix=place.prefix or None, client_options=client, retry_config=RETRIES,

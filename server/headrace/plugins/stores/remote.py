@@ -270,6 +270,7 @@ class RemoteStore(Store):
                     raise LoadFailed(
                         f"{self.address}: {name} is not in the cache (--store-offline)"
                     )
+                self.cache.make_room(self.size(name))  # not within: a tree in the making keeps all
                 with self.cache.making(key, self._stopped) as wanted:
                     if wanted:
                         with self._asking():
@@ -314,7 +315,6 @@ class RemoteStore(Store):
             "bringing %s from %s: %d files with %d bytes", name, self.address, len(missing), nbytes,
             extra={"model": name},
         )  # fmt: skip
-        self.cache.make_room(nbytes)
         with self._progress(name, nbytes) as fetching:
             for path, digest in self._fetch(name, missing, fetching).items():
                 known[path] = CachedContent(digest, files[path].size)
