@@ -1,4 +1,4 @@
-"""Models in SQLite and PostgreSQL."""
+"""Models in SQLite, PostgreSQL and MariaDB."""
 
 import socket
 import sqlite3
@@ -20,6 +20,7 @@ from headrace.repository.model_files import MANIFEST, manifest_of
 from headrace.repository.store import Store, StoreOptions
 from tests.models.onnx_graphs import constant, write_model
 from tests.support.command import run
+from tests.support.mariadb import MariaDb
 from tests.support.postgres import PASSWORD, Postgres
 from tests.support.remote import free_port
 from tests.support.scrape import Scraper, until
@@ -32,11 +33,20 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaDb]:
+    with MariaDb(free_port()) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of a database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'models.db'}"
+    if request.param == "mysql":
+        other: MariaDb = request.getfixturevalue("mariadb")
+        return other.database(PASSWORD)
     server: Postgres = request.getfixturevalue("postgres")
     return server.database()
 
