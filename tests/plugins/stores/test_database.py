@@ -181,9 +181,12 @@ def answer(server: ServerProcess, name: str) -> Any:
 
 @pytest.mark.slow
 def test_a_server_hears_of_changes(postgres: Postgres, tmp_path: Path) -> None:
-    """Long before it would look by itself; and it serves on while the database is away."""
+    """Long before it would look by itself; and it serves on while the database is away.
+
+    Versions that a change leaves alone stay loaded.
+    """
     source, address = tmp_path / "models", postgres.database()
-    write_model(source, "live", constant(1))
+    write_model(source, "live", constant(1), "version_policy { all {} }\n")
 
     def push() -> None:
         ran = run("models", "push", str(source), address)
@@ -210,6 +213,11 @@ def test_a_server_hears_of_changes(postgres: Postgres, tmp_path: Path) -> None:
         push()
         until(lambda: answer(server, "live") == 3, "version 3")
         assert scraper.now().value("headrace_store_up") == 1
+        assert "loaded live version 1 again" not in server.log
+        config = "version_policy { all {} }\ninstance_group { count: 2 }\n"
+        (source / "live" / "config.pbtxt").write_text(config)
+        push()
+        server.await_logged("loaded live version 1 again")
         assert PASSWORD not in server.log + server.output
 
 

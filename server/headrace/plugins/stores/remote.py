@@ -146,6 +146,10 @@ class Attempts:
         self.pause.fail(reason, now)
         self.due = True
 
+    def succeed(self) -> None:
+        """Note a success: the model's token stays as it is."""
+        self.pause, self.due = Pause(), False
+
     def offered(self, now: float) -> int:
         """The number for the model's token, which changes when it is to be tried again."""
         if self.due and now >= self.pause.until:
@@ -282,7 +286,7 @@ class RemoteStore(Store):
             raise
         with self._guard:
             if attempts := self._attempts.get(name):
-                attempts.pause = Pause()
+                attempts.succeed()
         self.cache.make_room()
         return lease
 
