@@ -16,7 +16,7 @@ from headrace.repository.catalogue import (
     open_store,
 )
 from headrace.repository.layout import materialised
-from headrace.repository.model_files import fingerprint
+from headrace.repository.model_files import MANIFEST, fingerprint, manifest_of
 from headrace.repository.store import Lease, Store
 from tests.repository.files import directories, write
 from tests.support.stores import catalogue, scan
@@ -204,3 +204,30 @@ def test_an_address_without_a_store_is_a_directory(tmp_path: Path) -> None:
     assert open_store(str(tmp_path)) == Directory(tmp_path)
     with pytest.raises(LoadFailed, match=r"^hf://team/model is on the Hugging Face Hub"):
         open_store("hf://team/model").names()
+
+
+def test_a_directory_as_a_target(tmp_path: Path) -> None:
+    source = tmp_path / "source" / "a"
+    write(source / "1" / "model.py", "first")
+    target = Directory(tmp_path / "new" / "target")
+    target.publish("a", source, manifest_of(source))
+    assert target.names() == ["a"]
+    assert target.problems("a") == []
+    assert target.size("a") > 0
+    (source / "1" / "model.py").unlink()
+    write(source / "2" / "model.py")
+    target.publish("a", source, manifest_of(source))
+    assert sorted(path.name for path in (target.path / "a").iterdir()) == ["2", MANIFEST]
+    assert [path.name for path in target.path.iterdir()] == ["a"], "no draft is left"
+    write(target.path / "b" / "1" / "model.py")
+    assert target.problems("b") == [f"there is no {MANIFEST}"]
+    (target.path / "a" / "2" / "model.py").write_text("other")
+    assert target.problems("a") == ["2/model.py does not hold what it is to hold"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "../a", "a/b", "/a", "a\0"])
+def test_no_name_leaves_the_target(name: str, tmp_path: Path) -> None:
+    source = models(tmp_path / "source", "a") / "a"
+    with pytest.raises(LoadFailed, match="cannot be the name of a model's directory"):
+        Directory(tmp_path / "target").publish(name, source, manifest_of(source))
+    assert not (tmp_path / "target").exists()

@@ -72,6 +72,8 @@ class Directory(Store):
 
     def publish(self, name: str, directory: Path, manifest: bytes) -> None:
         """Implements `Store.publish`: another directory takes the model's place."""
+        if not name or name.startswith(".") or "/" in name or "\0" in name:
+            raise LoadFailed(f"{name!r} cannot be the name of a model's directory")
         draft, old = (self.path / f".{name}.{part}.{os.getpid()}" for part in ("new", "old"))
         target = self.path / name
         try:
