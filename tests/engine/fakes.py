@@ -16,6 +16,7 @@ from headrace.observability.machine import Machine
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import GpuSeries, MetricsOptions, VersionStatistics
 from headrace.plugins.traffic.control import TrafficControl
+from headrace.repository.catalogue import Catalogue
 
 
 @dataclass
@@ -61,6 +62,7 @@ class FakeEngine:
     host: HostFacts = field(default_factory=HostFacts)
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
     pieces: Pieces = field(default_factory=Pieces)
+    control: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(catalogue=Catalogue()))
 
     @property
     def traffic(self) -> Traffic:
