@@ -1,4 +1,4 @@
-# A small image of Python, the pinned runtime packages and headrace.
+# A small image of Python, the pinned runtime packages and headrace. scripts/image builds it without root.
 #
 #   docker build -t headrace:0.1.0 .
 #   docker run --rm --read-only -p 8000-8002:8000-8002 -v "$PWD/model_repository:/models:ro" headrace:0.1.0 \
@@ -8,25 +8,43 @@
 # reviews/, iris/ and text_embedding/ cannot: the server builds environments for them, and a read-only
 # root has no place for these. docs/environments.md shows how to provide one, or how to build them into
 # an image in advance.
+#
+# Arguments: BASE, an image with Python 3.11 or newer, or of a Debian or Ubuntu that has such a Python (as
+# NVIDIA's images of CUDA do); GPU=true takes the GPU build of ONNX Runtime, with CUDA's libraries.
+#
+#   docker build --build-arg GPU=true -t headrace-gpu:0.1.0 .
 
-FROM python:3.13-slim AS build
+ARG BASE=python:3.13-slim
+
+FROM ${BASE} AS base
+RUN command -v python3 >/dev/null || { apt-get update \
+    && apt-get install -y --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*; }
+
+FROM base AS build
+ARG GPU=false
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
 # Packages before sources: a change of the code alone reuses this layer.
-COPY requirements/serve.txt requirements/build.txt requirements/
-RUN python -m venv /opt/build && python -m venv --without-pip /opt/headrace \
+COPY requirements/serve.txt requirements/gpu.txt requirements/build.txt requirements/sbom.txt requirements/
+RUN python3 -m venv /opt/build && python3 -m venv --without-pip /opt/headrace && python3 -m venv /opt/sbom \
     && /opt/build/bin/pip install --require-hashes -r requirements/build.txt \
-    && pip --python /opt/headrace/bin/python install --require-hashes -r requirements/serve.txt
+    && /opt/sbom/bin/pip install --require-hashes -r requirements/sbom.txt \
+    && /opt/build/bin/pip --python /opt/headrace/bin/python install --require-hashes -r requirements/serve.txt \
+    && if [ "$GPU" = true ]; then \
+    /opt/build/bin/pip --python /opt/headrace/bin/python uninstall --yes onnxruntime \
+    && /opt/build/bin/pip --python /opt/headrace/bin/python install --require-hashes -r requirements/gpu.txt; fi
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY model_repository/ model_repository/
 COPY server/ server/
+# A volume at /cache has the permissions of the folder made here, so that any user can build environments there.
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --no-index --wheel-dir dist . \
-    && pip --python /opt/headrace/bin/python install --no-deps --no-index dist/*.whl \
-    && install -d -m 1777 /opt/root/cache
+    && /opt/build/bin/pip --python /opt/headrace/bin/python install --no-deps --no-index dist/*.whl \
+    && install -d -m 1777 /opt/root/cache && install -d /opt/root/usr/share/headrace \
+    && /opt/sbom/bin/cyclonedx-py environment --output-reproducible --of JSON \
+    -o /opt/root/usr/share/headrace/sbom.cdx.json /opt/headrace/bin/python
 
-FROM python:3.13-slim
+FROM base
 COPY --from=build /opt/headrace /opt/headrace
-# A volume at /cache has the permissions of this folder, so that any user can build environments there.
 COPY --from=build /opt/root/ /
 # A container has its own network, so the server listens on all of its addresses.
 ENV PATH="/opt/headrace/bin:$PATH" \
