@@ -12,6 +12,7 @@ from headrace.engine.metrics import ServerCollector
 from headrace.engine.model import Traffic
 from headrace.engine.pieces import Pieces
 from headrace.observability.audit import Audit
+from headrace.observability.capture import Capture
 from headrace.observability.machine import Machine
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import GpuSeries, MetricsOptions, VersionStatistics
@@ -53,6 +54,7 @@ class FakeEngine:
     serving: Sequence[FakeVersion] = ()
     known: Sequence[tuple[str, int, int]] = ()
     audit: Audit | None = None
+    capture: Capture | None = None
     ready: bool = True
     admission: Admission = field(default_factory=lambda: Admission(0, 0))
     instance_id: str = "this"

@@ -123,8 +123,8 @@ class VersionChain:
         if running.host.tracing is not None:
             counts = self._statistics
             self.submit = running.host.tracing.traced(self.model, self.name, counts, submit)
-        if running.host.infer_audit is not None:
-            self.submit = running.host.infer_audit.recorded(self.model, self.name, self.submit)
+        for recorder in running.host.recorders:
+            self.submit = recorder.recorded(self.model, self.name, self.submit)
         if self.ready and not running.decoupled and self.submit is submit:
             most = signature.max_batch_size or maxsize
             told = signature, self.model, self.name
