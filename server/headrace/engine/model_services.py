@@ -22,7 +22,7 @@ from headrace.engine.auditing import InferAudit, load_detail, result
 from headrace.engine.entrance import Router
 from headrace.engine.tracing import TracedCall, Tracing
 from headrace.observability.audit import Audit, AuditEntry
-from headrace.observability.capture import Capture, Recorder
+from headrace.observability.capture import Capture
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.placement.placement import ModelServices
 from headrace.protocol.load_json import load_parameters
@@ -71,8 +71,8 @@ class EngineServices:
         self.loading = ""  # the model whose load waits for these calls
         self.tracing = tracing
         self._audit = audit
-        audited = InferAudit(audit, audit.infer) if audit and audit.infer else None
-        self.recorders: list[Recorder] = [one for one in (capture, audited) if one is not None]
+        self.infer_audit = InferAudit(audit, audit.infer) if audit and audit.infer else None
+        self.capture = capture
         self._owner = owner
         self._models = models
         self._metrics = metrics

@@ -116,6 +116,10 @@ class VersionChain:
             )  # fmt: skip
         for stage in loaded.stages:
             direct = queue = stage(queue)
+        if (capture := running.host.capture) is not None:
+            captured = capture.recorded(self.model, self.name, queue)
+            if captured is not queue:
+                direct = queue = captured
         self._queue = queue
         special = classify(loaded.labels, signature.batches, bench, self._queue_checked)
         special = share(running.regions, expect, special)
@@ -123,8 +127,8 @@ class VersionChain:
         if running.host.tracing is not None:
             counts = self._statistics
             self.submit = running.host.tracing.traced(self.model, self.name, counts, submit)
-        for recorder in running.host.recorders:
-            self.submit = recorder.recorded(self.model, self.name, self.submit)
+        if running.host.infer_audit is not None:
+            self.submit = running.host.infer_audit.recorded(self.model, self.name, self.submit)
         if self.ready and not running.decoupled and self.submit is submit:
             most = signature.max_batch_size or maxsize
             told = signature, self.model, self.name

@@ -35,15 +35,13 @@ class CaptureOptions:
     files: int = 0
 
 
-class Recorder(Protocol):
-    """Recorder of calls of clients, in a stage before all others. Owned by the event loop."""
+class Capture(Protocol):
+    """Recorder of payloads. Owned by the event loop."""
 
     def recorded(self, model: str, version: str, submit: "Submit") -> "Submit":
-        """The stage before `submit` of a version; `submit` itself if it is not recorded."""
-
-
-class Capture(Recorder, Protocol):
-    """Recorder of payloads."""
+        """The stage before `submit` of a version, whose inputs are all there and checked; `submit`
+        itself if the model is not captured.
+        """
 
     @property
     def headers(self) -> tuple[str, ...]:
