@@ -17,6 +17,7 @@ from tests.support.command import run
 from tests.support.http_socket import ask
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import clean_server
+from tests.support.shared_memory import SharedFile
 
 CONFIG = "max_batch_size: 8"
 ROW = np.array([[1.5, 2.5, 0.1]], np.float32)
@@ -75,6 +76,25 @@ def test_payloads_of_both_protocols(models: Path, tmp_path: Path, more: tuple[st
     both = found["both"]
     assert both["parameters"] == {"token": "<redacted>", "user": 7}
     assert [one.get("redacted", False) for one in both["inputs"]] == [False, True]
+
+
+def test_tensors_in_shared_memory(models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "capture.jsonl"
+    options = [f"--capture={file}", "--allow-client-shm"]
+    with SharedFile(64) as memory, clean_server(models, options=options) as server:
+        memory.put(ROW.tobytes())
+        register = json.dumps({"key": memory.key, "offset": 0, "byte_size": 64}).encode()
+        path = "/v2/systemsharedmemory/region/r/register"
+        assert ask(server.http, "POST", path, register).status == 200
+        place = {"shared_memory_region": "r", "shared_memory_byte_size": 12}
+        there = {"name": "OUTPUT0", "parameters": place | {"shared_memory_offset": 32}}
+        given = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 3], "parameters": place}
+        body = json.dumps({"id": "shared", "inputs": [given], "outputs": [there]}).encode()
+        assert ask(server.http, "POST", "/v2/models/identity/infer", body).status == 200
+        assert memory.get(12, 32) == ROW.tobytes()
+    document = captured(file)["shared"]
+    assert document["inputs"][0]["data"] == [1.5, 2.5, 0.1]
+    assert document["responses"][0][0]["data"] == [1.5, 2.5, 0.1]
 
 
 @pytest.mark.parametrize("more", [(), pytest.param(("--frontends=1",), marks=pytest.mark.slow)])
