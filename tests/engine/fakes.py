@@ -61,6 +61,9 @@ class FakeEngine:
     loads: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(counts=lambda: None))
     logs: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(dropped=0))
     host: HostFacts = field(default_factory=HostFacts)
+    control: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(catalogue=SimpleNamespace(metrics=tuple))
+    )
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
     pieces: Pieces = field(default_factory=Pieces)
 
