@@ -26,7 +26,14 @@ from typing import NoReturn
 import uvloop
 
 from headrace import __version__
-from headrace.build import build_engine, make_audit, make_tracing, sources_at_start, watches
+from headrace.build import (
+    build_engine,
+    make_audit,
+    make_capture,
+    make_tracing,
+    sources_at_start,
+    watches,
+)
 from headrace.cli.text import table
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
@@ -36,6 +43,7 @@ from headrace.engine.tracing import Tracing
 from headrace.engine.version import ModelVersion
 from headrace.ipc.allocation import keep_memory
 from headrace.observability.audit import OPERATOR, Audit, AuditEntry, AuditOutcome
+from headrace.observability.capture import Capture
 from headrace.observability.logs import LogControl, Logs
 from headrace.options import SettingsError
 from headrace.repository.layout import ModelSource
@@ -85,8 +93,8 @@ def run(
     control.tail = logs.tail
     try:
         tracing = make_tracing(settings.traces)
-        audit = make_audit(settings.audit)
-        application = Application(settings, control, tracing, reread, program, audit)
+        audit, capture = make_audit(settings.audit), make_capture(settings.capturing)
+        application = Application(settings, control, tracing, reread, program, audit, capture)
     except LoadFailed as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
@@ -95,8 +103,9 @@ def run(
     finally:
         application.close()
     tracing.close(_TRACES_SECS)
-    if audit is not None:
-        audit.close()
+    for recorder in (audit, capture):
+        if recorder is not None:
+            recorder.close()
     if application.stuck:
         _exit_at_once(status)
     return status
@@ -113,8 +122,9 @@ class Application:
         reread: Callable[[], Settings] | None = None,
         program: str = "headrace serve",
         audit: Audit | None = None,
+        capture: Capture | None = None,
     ) -> None:
-        """`reread` and `program` as in `run`; without `audit`, nothing is recorded."""
+        """`reread` and `program` as in `run`; without `audit` or `capture`, neither happens."""
         self._program = program
         self._settings = settings
         self._reread = reread or (lambda: self._settings)
@@ -122,7 +132,7 @@ class Application:
         kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         self._terminal = _has_terminal() and not kept
         self._hangup = asyncio.Event()
-        self._engine = build_engine(settings, logs, tracing, audit=audit)
+        self._engine = build_engine(settings, logs, tracing, audit=audit, capture=capture)
         self._doors = ServerDoors(settings, self._engine)
         self._stop = asyncio.Event()
         self.stuck = False  # true if threads still run or load models at the end

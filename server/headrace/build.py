@@ -40,6 +40,7 @@ from headrace.engine.sampling import GpuWatch, MemoryWatch
 from headrace.engine.shared_memory import Open, Regions
 from headrace.engine.tracing import MakeTraceSink, Tracing
 from headrace.observability.audit import Audit, AuditOptions
+from headrace.observability.capture import Capture, CaptureOptions
 from headrace.observability.logs import LogControl
 from headrace.observability.machine import Machine
 from headrace.observability.statistics import Sourced, VersionStatistics
@@ -58,6 +59,7 @@ Loop = asyncio.AbstractEventLoop
 Sources = Sequence[ModelSource]  # the models at start
 
 AUDIT: OptionalPart[Callable[[AuditOptions], Audit]] = OptionalPart("audit")
+CAPTURE: OptionalPart[Callable[[CaptureOptions], Capture]] = OptionalPart("capture")
 CUDA_MEMORY: OptionalPart[Callable[[Callable[[], CudaDriver | None]], Open]]
 CUDA_MEMORY = OptionalPart("cuda_memory")
 NVML: OptionalPart[Callable[[], GpuReader]] = OptionalPart("nvml")
@@ -92,6 +94,16 @@ def _report_isolation(settings: Settings) -> None:
         log.warning("isolation of models: %s", line)
 
 
+def make_capture(options: CaptureOptions | None) -> Capture | None:
+    """Open the capture, if there is to be one; raises `LoadFailed` if it cannot be written."""
+    if options is None:
+        return None
+    try:
+        return CAPTURE.load()(options)
+    except OSError as error:
+        raise LoadFailed(f"cannot write the capture {options.file}: {error.strerror}") from None
+
+
 def make_audit(options: AuditOptions | None) -> Audit | None:
     """Open the audit log, if there is to be one; raises `LoadFailed` if it cannot be written."""
     if options is None:
@@ -108,12 +120,13 @@ def build_engine(
     tracing: Tracing | None = None,
     cores: int | None = None,
     audit: Audit | None = None,
+    capture: Capture | None = None,
 ) -> Engine:
     """An engine with nothing loaded, started or written, for `cores`, by default all.
 
-    `logs` changes the settings of the log, `tracing` writes traces, and `audit` records changes;
-    by default none of these happens. Raises `LoadFailed` for settings that need a part which the
-    server is without.
+    `logs` changes the settings of the log, `tracing` writes traces, `audit` records changes, and
+    `capture` payloads; by default none of these happens. Raises `LoadFailed` for settings that need
+    a part which the server is without.
     """
     _report_isolation(settings)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -171,6 +184,7 @@ def build_engine(
         on_request,
         partial(traffic, allowed=allowed),
         audit,
+        capture,
     )
 
 

@@ -22,6 +22,7 @@ from headrace.doors.grpc.options import LEVELS, GrpcOptions
 from headrace.doors.listeners import CLOSED
 from headrace.doors.tls import VERSIONS, TlsFiles
 from headrace.observability.audit import AuditOptions
+from headrace.observability.capture import KEYS, CaptureOptions
 from headrace.observability.logs import FORMATS, LogSettings
 from headrace.observability.trace_settings import TraceConfig, old_options, read_trace_config
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
@@ -701,6 +702,39 @@ class Settings:
     )
     audit_files: int = setting(10, "Renamed audit logs to keep")
 
+    capture: str = setting(
+        "",
+        "File to write requests and responses to, as JSON lines, or in Parquet if its name ends in"
+        " .parquet",
+        metavar="FILE",
+        section="Capture of payloads",
+    )
+    capture_rate: int = setting(
+        1, "Capture one request in so many, or one value of the key in so many", least=1
+    )
+    capture_key: str = setting(
+        "",
+        "Capture all or none of the requests with an equal `id`, `header:NAME` or `parameter:NAME`",
+    )
+    capture_models: list[str] = setting(
+        [], "Pattern of the models to capture, such as `fraud-*`; none: all", metavar="PATTERN"
+    )
+    capture_redact: list[str] = setting(
+        [],
+        "Pattern of tensors whose data are left out: TENSOR or MODEL/TENSOR; or of parameters:"
+        " `parameter:NAME`",
+        metavar="PATTERN",
+    )
+    capture_payload_bytes: int = setting(
+        1 << 20, "Bytes of a request and its responses above which tensors are left out", least=1
+    )
+    capture_max_bytes: int = setting(
+        100 << 20,
+        "Size from which on the file is renamed to FILE`.1`, and begun anew, or of a Parquet part;"
+        " 0: no limit",
+    )
+    capture_files: int = setting(10, "Renamed files or parts to keep")
+
     trace_config: list[str] = setting(
         [],
         "Which requests to trace, and where to: `level=`, `rate=`, `count=`, `mode=triton` with"
@@ -936,6 +970,7 @@ class Settings:
         http, grpc = self.http_rules, self.grpc_rules
         checks: tuple[tuple[str, Callable[[], object]], ...] = (
             ("--metrics-config:", lambda: self.metrics),
+            ("--capture-key:", lambda: self.capturing),
             ("--trace-config:", lambda: self.traces),
             ("--trusted-proxies:", lambda: TrustedProxies(self.trusted_proxies)),
             ("--worker-env: expected", lambda: self.environments),
@@ -1001,6 +1036,23 @@ class Settings:
         return AuditOptions(
             self.audit_log, self.audit_infer, self.audit_max_bytes, self.audit_files
         )
+
+    @property
+    def capturing(self) -> CaptureOptions | None:
+        """Options of the capture of payloads, None without one; raises `ValueError`."""
+        kind, colon, name = self.capture_key.partition(":")
+        if self.capture_key and (kind not in KEYS or (kind == "id") == bool(name)):
+            raise ValueError(
+                f"expected id, header:NAME or parameter:NAME, got {self.capture_key!r}"
+            )
+        if not self.capture:
+            return None
+        key = f"{kind}{colon}{name.lower() if kind == 'header' else name}"
+        return CaptureOptions(
+            self.capture, self.capture_rate, key, tuple(self.capture_models) or ("*",),
+            tuple(self.capture_redact), self.capture_payload_bytes, self.capture_max_bytes,
+            self.capture_files,
+        )  # fmt: skip
 
     @property
     def logs(self) -> LogSettings:

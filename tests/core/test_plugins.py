@@ -28,6 +28,8 @@ from headrace.plugins.access.command import ACCESS
 from headrace.plugins.access.file import open_access
 from headrace.plugins.activator.command import ACTIVATOR
 from headrace.plugins.audit import audit_log
+from headrace.plugins.capture.command import REPLAY
+from headrace.plugins.capture.opening import open_capture
 from headrace.plugins.cuda_memory import opener
 from headrace.plugins.ensembles.backend import EnsembleBackend
 from headrace.plugins.ensembles.drawing import draw
@@ -104,7 +106,7 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
             models=models.MODELS, environments=environments.ENVIRONMENTS, triton=triton.TRITON,
             run=run.RUN, consume=CONSUME, certificates=certificates.CERTIFICATES, stubs=stubs.STUBS,
             completion=completion.COMPLETION, access=ACCESS,
-            activator=ACTIVATOR,
+            activator=ACTIVATOR, replay=REPLAY,
         ),
         *named(
             options.PROTOCOLS, v2=options.v2_protocol, tfserving=dialects.tfserving_protocol,
@@ -126,6 +128,7 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
 def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
     found = {
         part(build.AUDIT)(audit_log),
+        part(build.CAPTURE)(open_capture),
         part(build.CUDA_MEMORY)(opener),
         part(build.NVML)(Nvml),
         part(build.ON_REQUEST)(OnRequest),

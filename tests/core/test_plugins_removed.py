@@ -128,6 +128,7 @@ MODELS: Mapping[str, tuple[Callable[[Path], object], str]] = {
 OPTIONS: Mapping[str, tuple[str, str]] = {
     "access": ("--access=access.toml", "access"),
     "audit": ("--audit-log=audit.log", "audit"),
+    "capture": ("--capture=capture.jsonl", "capture"),
     "following": ("--model-control-mode=poll", "poll"),
     "frontends": ("--frontends=1", "frontends"),
     "grpcio": ("--grpc-transport=grpcio", "grpcio"),
@@ -204,6 +205,7 @@ def test_inboxes_are_a_door(tmp_path: Path) -> None:
 OWN_CASES: Mapping[str, Sequence[str]] = {
     "access": ["test_access", "test_access_file"],
     "audit": ["test_audit"],
+    "capture": ["test_capture"],
     "cuda_memory": ["test_shared_memory::test_cuda_without_a_gpu"],
     "dialects": ["test_remote_tfserving"],
     "ensembles": ["test_ensembles", "test_ensembles_loading"],

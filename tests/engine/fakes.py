@@ -12,6 +12,7 @@ from headrace.engine.metrics import ServerCollector
 from headrace.engine.model import Traffic
 from headrace.engine.pieces import Pieces
 from headrace.observability.audit import Audit
+from headrace.observability.capture import Capture
 from headrace.observability.machine import Machine
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import GpuSeries, MetricsOptions, VersionStatistics
@@ -54,12 +55,16 @@ class FakeEngine:
     serving: Sequence[FakeVersion] = ()
     known: Sequence[tuple[str, int, int]] = ()
     audit: Audit | None = None
+    capture: Capture | None = None
     ready: bool = True
     admission: Admission = field(default_factory=lambda: Admission(0, 0))
     instance_id: str = "this"
     loads: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(counts=lambda: None))
     logs: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(dropped=0))
     host: HostFacts = field(default_factory=HostFacts)
+    control: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(catalogue=SimpleNamespace(metrics=tuple))
+    )
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
     pieces: Pieces = field(default_factory=Pieces)
     control: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(catalogue=Catalogue()))

@@ -182,6 +182,8 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[FakeVersio
         "headrace_log_lines_dropped_total": "counter",
         "headrace_audit_entries_lost_total": "counter",
         "headrace_model_loads_total": "counter",
+        "headrace_captured_requests_total": "counter",
+        "headrace_capture_lost_total": "counter",
         "headrace_worker_ends_total": "counter",
         "headrace_worker_recycles_total": "counter",
         "headrace_ended_runs_total": "counter",

@@ -23,9 +23,12 @@ from headrace.engine.metrics import (
     GPU_FAMILIES,
     GPU_MEMORY_FAMILIES,
     SERVER_FAMILIES,
+    version_families,
 )
+from headrace.observability.statistics import MetricsOptions
 from headrace.plugins.traffic.control import FAMILIES as TRAFFIC_FAMILIES
 from tests.models.python_models import tensors, write_python_model
+from tests.support.command import run
 from tests.support.remote import free_ports
 from tests.support.scrape import Metrics, until
 from tests.support.server_process import ServerProcess, clean_server, onnx_examples
@@ -139,11 +142,18 @@ def test_parts_of_an_expression() -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that has answered over both protocols, with a worker."""
+    """A server that has answered over both protocols, with a worker, whose model is in a store."""
     root = onnx_examples(tmp_path_factory.mktemp("models"))
     config = tensors("input", ("X", "FP32", "1")) + tensors("output", ("Y", "FP32", "1"))
-    write_python_model(root, "worker", ECHO, config)
-    options = ["--metrics-config=native_histograms=true"]
+    write_python_model(source := tmp_path_factory.mktemp("source"), "worker", ECHO, config)
+    store = f"sqlite:///{tmp_path_factory.mktemp('store')}/models.db"
+    cache = tmp_path_factory.mktemp("cache")
+    pushed = run("models", "push", str(source), store)
+    assert pushed.returncode == 0, pushed.stderr
+    options = [
+        "--metrics-config=native_histograms=true", f"--model-repository={store}",
+        f"--store-cache={cache}",
+    ]  # fmt: skip
     with clean_server(root, options=options) as process:
         row = np.ones((1, 16), np.int32)
         for url in (process.url, f"grpc://{process.grpc}"):
@@ -177,6 +187,7 @@ def _of_tables() -> dict[str, set[str]]:
         (ADMISSION_FAMILIES, set()), (SERVER_FAMILIES, set()), (GPU_FAMILIES, {"gpu_uuid"}),
         (GPU_MEMORY_FAMILIES, OF_VERSIONS | {"gpu_uuid"}), (TRAFFIC_FAMILIES, {"model"}),
         (ENDPOINT_FAMILIES, OF_VERSIONS | {"endpoint"}),
+        (version_families(MetricsOptions()), OF_VERSIONS),
         (BACKEND_FAMILIES, OF_VERSIONS | {"backend"}),
     ]  # fmt: skip
     return {one.name: labels | set(one.labels) for table, labels in families for one in table}
@@ -313,4 +324,5 @@ def test_prometheus_reads_the_server_and_evaluates_everything(
             return len(rules) == len(RULES) and all(rule["health"] == "ok" for rule in rules)
 
         until(evaluated, "every rule evaluated")
-        assert found("ALERTS{alertstate='firing'}") == []
+        firing = found("ALERTS{alertstate='firing'}")
+        assert [one["metric"]["alertname"] for one in firing] == []

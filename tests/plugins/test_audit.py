@@ -10,7 +10,8 @@ import pytest
 
 from headrace.core.identity import ANYONE, Identity, Permission, Role
 from headrace.observability.audit import AuditEntry, AuditOptions, AuditOutcome
-from headrace.plugins.audit import AuditLog, RotatingFile, audit_log, fields_of
+from headrace.observability.rotating_file import RotatingFile
+from headrace.plugins.audit import AuditLog, audit_log, fields_of
 
 LINE = b'{"a": "' + b"x" * 90 + b'"}\n'
 ENTRY = AuditEntry("LogSettings", AuditOutcome.OK)
@@ -146,7 +147,7 @@ def test_a_file_that_is_moved_away_is_opened_anew(
 def test_a_failed_rotation_loses_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.with_name("audit.log.1").mkdir()
     (path.with_name("audit.log.1") / "full").touch()
-    file = RotatingFile(str(path), LIMIT, 1)
+    file = RotatingFile(str(path), LIMIT, 1, "the audit log")
     for _ in range(7):
         file.write(LINE)
     assert path.read_bytes() == LINE * 7

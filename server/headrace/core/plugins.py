@@ -61,6 +61,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "completion": "headrace.cli.commands.completion:COMPLETION",
         "access": "headrace.plugins.access.command:ACCESS",
         "activator": "headrace.plugins.activator.command:ACTIVATOR",
+        "replay": "headrace.plugins.capture.command:REPLAY",
     },
     "headrace.protocols": {
         "v2": "headrace.placement.upstream.options:v2_protocol",
@@ -98,6 +99,7 @@ PARTS: Mapping[str, str] = {
     "access": "headrace.plugins.access.file:open_access",
     "audit": "headrace.plugins.audit:audit_log",
     "beam": "headrace.plugins.beam:BeamHandler",
+    "capture": "headrace.plugins.capture.opening:open_capture",
     "cuda_memory": "headrace.plugins.cuda_memory:opener",
     "frontends": "headrace.plugins.frontends.supervisor:Supervisor",
     "functions": "headrace.plugins.functions:load",

@@ -29,6 +29,7 @@ from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing
 from headrace.engine.version import ModelVersion, State
 from headrace.observability.audit import Audit
+from headrace.observability.capture import Capture
 from headrace.observability.logs import LogControl, LogSettings
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import GpuSeries, VersionStatistics
@@ -119,8 +120,8 @@ def _list(names: Sequence[str]) -> str:
 class WantedHeaders:
     """Headers that front ends must pass on with requests, by purpose and model.
 
-    `routed` requests are divided by traffic rules, `traced` ones may carry a trace context, and
-    `forwarded` headers go to upstreams.
+    `routed` requests are divided by traffic rules, `traced` ones may carry a trace context,
+    `forwarded` headers go to upstreams, and a sample of requests is `captured` by one.
     """
 
     def __init__(self) -> None:
@@ -186,11 +187,12 @@ class Engine:
         on_request: MakeLoads | None = None,
         traffic: MakeTraffic = Traffic,
         audit: Audit | None = None,
+        capture: Capture | None = None,
     ) -> None:
         """`statistics` makes the counters of a version; without `regions` no shared memory.
 
         `on_request` makes the loading of models on request, None for none. `traffic` makes the
-        rules for requests without a version. Without `audit`, nothing is recorded.
+        rules for requests without a version. Without `audit` and `capture`, nothing is recorded.
         """
         self.name = name
         self.version = version
@@ -206,6 +208,7 @@ class Engine:
         self.access: Access | None = None  # who identifies clients; None: nobody
         self.logs = logs or LogControl(LogSettings())
         self.audit = audit
+        self.capture = capture
         self.tracing = tracing or Tracing(TraceConfig())
         self.tracing.known = self._is_known
         self.tracing.changed = self._on_tracing
@@ -221,6 +224,8 @@ class Engine:
         self.traffic = traffic(self._models, admission, self._on_traffic)
         self.wanted_headers = WantedHeaders()
         self.wanted_headers.put("traced", self.tracing.headers)
+        if capture is not None and capture.headers:
+            self.wanted_headers.put("captured", {"": capture.headers})
         self.model_metrics = ModelMetrics()
         # A newly loaded version may be higher than a cached one.
         self._lifecycle = Lifecycle(
@@ -525,4 +530,6 @@ class Engine:
         return list(dict.fromkeys([*standing, *self._lifecycle.leaving]))
 
     def _host_for_version(self, version: ModelVersion) -> EngineServices:
-        return EngineServices(self, self.model_metrics, version.chain, self.tracing, self.audit)
+        return EngineServices(
+            self, self.model_metrics, version.chain, self.tracing, self.audit, self.capture
+        )

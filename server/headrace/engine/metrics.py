@@ -463,6 +463,12 @@ SERVER_FAMILIES: tuple[Family[Engine], ...] = (
     Family("headrace_audit_entries_lost_total", "counter",
            lambda e: None if e.audit is None else e.audit.lost,
            "Entries of the audit log that were left out, by reason", ("reason",)),
+    Family("headrace_captured_requests_total", "counter",
+           lambda e: None if e.capture is None else e.capture.captured,
+           "Requests whose payloads were captured"),
+    Family("headrace_capture_lost_total", "counter",
+           lambda e: None if e.capture is None else e.capture.lost,
+           "Captured requests that could not be written, by reason", ("reason",)),
     Family("headrace_model_loads_total", "counter",
            lambda e: {
                (model.name, outcome): count for model in e.models()

@@ -22,6 +22,7 @@ from headrace.engine.auditing import InferAudit, load_detail, result
 from headrace.engine.entrance import Router
 from headrace.engine.tracing import TracedCall, Tracing
 from headrace.observability.audit import Audit, AuditEntry
+from headrace.observability.capture import Capture
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.placement.placement import ModelServices
 from headrace.protocol.load_json import load_parameters
@@ -64,12 +65,14 @@ class EngineServices:
         owner: Router | None = None,
         tracing: Tracing | None = None,
         audit: Audit | None = None,
+        capture: Capture | None = None,
     ) -> None:
         """`owner` is the target of that version's calls."""
         self.loading = ""  # the model whose load waits for these calls
         self.tracing = tracing
         self._audit = audit
         self.infer_audit = InferAudit(audit, audit.infer) if audit and audit.infer else None
+        self.capture = capture
         self._owner = owner
         self._models = models
         self._metrics = metrics

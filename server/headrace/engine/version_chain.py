@@ -116,6 +116,10 @@ class VersionChain:
             )  # fmt: skip
         for stage in loaded.stages:
             direct = queue = stage(queue)
+        if (capture := running.host.capture) is not None:
+            captured = capture.recorded(self.model, self.name, queue)
+            if captured is not queue:
+                direct = queue = captured
         self._queue = queue
         special = classify(loaded.labels, signature.batches, bench, self._queue_checked)
         special = share(running.regions, expect, special)

@@ -160,7 +160,7 @@ class Trace:
             return
         for tensor in tensors:
             name, datatype, array = tensor.name, tensor.datatype, tensor.array
-            nbytes = _size(datatype, array, MOST_BYTES - self.nbytes)
+            nbytes = size_within(datatype, array, MOST_BYTES - self.nbytes)
             if self.nbytes + nbytes > MOST_BYTES:
                 kept = elsewhere(name, datatype, array.shape)
             else:
@@ -169,7 +169,7 @@ class Trace:
             self.tensors.append((activity, kept))
 
 
-def _size(datatype: Datatype, array: TensorArray, most: int) -> int:
+def size_within(datatype: Datatype, array: TensorArray, most: int) -> int:
     """Bytes of a tensor; of strings beyond `most` bytes, only the size of a part."""
     size: int = array.nbytes
     if datatype is Datatype.BYTES and 0 < size <= most and not isinstance(array, BytesArray):

@@ -76,21 +76,22 @@ class LinkHeaders:
 
     `routed` is needed by traffic rules for requests without a version, `forwarded` are sent on to
     the model's upstreams, `traced` with the trace context, or choose what is traced; there, ""
-    stands for all other models.
+    stands for all other models. `captured`, for all models at "", chooses what is captured.
     """
 
     routed: Mapping[str, str] = field(default_factory=dict)
     traced: Mapping[str, Sequence[str]] = field(default_factory=dict)
     forwarded: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    captured: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.routed or self.forwarded) or any(self.traced.values())
+        return bool(self.routed or self.forwarded or self.captured) or any(self.traced.values())
 
     def of(self, model: str, version: str) -> list[str]:
         """The lower-case names of the headers that a request must carry."""
         names = [self.routed[model]] if not version and model in self.routed else []
         names += self.traced.get(model, self.traced.get("", ()))
-        return [*names, *self.forwarded.get(model, ())]
+        return [*names, *self.forwarded.get(model, ()), *self.captured.get("", ())]
 
     def document(self) -> dict[str, Any]:
         """The headers as a JSON document."""

@@ -1,15 +1,16 @@
 """Destinations of traces: `files` is Triton's trace file, `spans` are spans of OpenTelemetry.
 
-Both are written by a `thread`; `tail` drops what was recorded in vain.
+Both are written on a thread; `tail` drops what was recorded in vain.
 """
 
 from pathlib import Path
 
 from headrace.core.errors import LoadFailed
-from headrace.engine.tracing import TraceSink
+from headrace.engine.tracing import Item, TraceSink
 from headrace.observability.trace_settings import TraceConfig, TraceMode
+from headrace.observability.traces import Trace
+from headrace.observability.writing import ItemWriter, WritingThread
 from headrace.plugins.traces.tail import TailSink
-from headrace.plugins.traces.thread import TraceThread, TraceWriter
 
 
 def trace_sink(config: TraceConfig) -> TraceSink:
@@ -17,11 +18,16 @@ def trace_sink(config: TraceConfig) -> TraceSink:
 
     Raises `LoadFailed` if a dependency of spans is missing.
     """
-    sink = TraceThread(_writer(config))
+    sink = WritingThread(_writer(config), "traces", _size)
     return TailSink(sink) if config.tail.records else sink
 
 
-def _writer(config: TraceConfig) -> TraceWriter:
+def _size(item: Item) -> int | None:
+    """Bytes of a trace's tensors; the end of a sampler is never dropped."""
+    return item.nbytes if isinstance(item, Trace) else None
+
+
+def _writer(config: TraceConfig) -> ItemWriter[Item]:
     if config.mode is TraceMode.TRITON:
         from headrace.plugins.traces.files import TraceFiles
 

@@ -132,7 +132,7 @@ class _Held:
 
 
 class TraceFiles:
-    """A `TraceWriter` to a file; traces that cannot be written are lost, with a log message."""
+    """A `ItemWriter` to a file; traces that cannot be written are lost, with a log message."""
 
     def __init__(self, path: Path, held_bytes: int = _HELD_BYTES) -> None:
         """At most `held_bytes` of a sampler's traces are held for their numbered file."""
@@ -144,7 +144,7 @@ class TraceFiles:
         self._failed = False
 
     def write(self, items: Sequence[Item]) -> None:
-        """Implements `TraceWriter.write`."""
+        """Implements `ItemWriter.write`."""
         now: list[bytes] = []
         nbytes = 0
         for item in items:
@@ -161,7 +161,7 @@ class TraceFiles:
         self._add(now)
 
     def close(self) -> None:
-        """Implements `TraceWriter.close`."""
+        """Implements `ItemWriter.close`."""
         for sampler in list(self._held):
             self._add(self._end(sampler))
 

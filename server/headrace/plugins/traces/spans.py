@@ -29,7 +29,7 @@ _Time = tuple[str, int]  # name, nanoseconds since the epoch
 
 
 class SpanWriter:
-    """A `TraceWriter` that exports spans over OTLP/HTTP."""
+    """A `ItemWriter` that exports spans over OTLP/HTTP."""
 
     def __init__(self, config: TraceConfig) -> None:
         self._resource = Resource.create(_attributes(config))
@@ -42,14 +42,14 @@ class SpanWriter:
         )
 
     def write(self, items: Sequence[Item]) -> None:
-        """Implements `TraceWriter.write`."""
+        """Implements `ItemWriter.write`."""
         for item in items:
             if isinstance(item, Trace):
                 for span in self._spans(item):
                     self._processor.on_end(span)
 
     def close(self) -> None:
-        """Implements `TraceWriter.close`."""
+        """Implements `ItemWriter.close`."""
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
     def _spans(self, trace: Trace) -> list[ReadableSpan]:

@@ -1,4 +1,4 @@
-"""The thread of traces: order, limits, and faults of writers."""
+"""The thread that writes items: order, limits, and faults of writers."""
 
 import threading
 
@@ -7,13 +7,20 @@ import pytest
 from headrace.engine.tracing import Item
 from headrace.observability.trace_settings import Sampler, TraceSettings
 from headrace.observability.traces import Trace
-from headrace.plugins.traces.thread import TraceThread
+from headrace.observability.writing import WritingThread
 
 SAMPLER = Sampler(TraceSettings(timestamps=True))
 
 
 def traces(count: int) -> list[Item]:
     return [Trace(number, 0, SAMPLER, "HTTP", "m", "", 0) for number in range(count)]
+
+
+def traces_thread(writer: "Slow", most: int = 100) -> WritingThread[Item]:
+    def size(item: Item) -> int | None:
+        return item.nbytes if isinstance(item, Trace) else None
+
+    return WritingThread(writer, "traces", size, most)
 
 
 class Slow:
@@ -37,7 +44,7 @@ class Slow:
 def test_the_thread_writes_everything_before_it_ends() -> None:
     writer = Slow()
     writer.go.set()
-    thread = TraceThread(writer)
+    thread = traces_thread(writer)
     made = traces(100)
     for item in made:
         thread.put(item)
@@ -48,7 +55,7 @@ def test_the_thread_writes_everything_before_it_ends() -> None:
 
 def test_excess_traces_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     writer = Slow()
-    thread = TraceThread(writer, most=2)
+    thread = traces_thread(writer, 2)
     made = traces(9)
     thread.put(made[0])
     assert writer.begun.wait(30)
@@ -62,7 +69,7 @@ def test_excess_traces_are_dropped_and_counted(caplog: pytest.LogCaptureFixture)
 
 def test_without_traces_no_thread_starts() -> None:
     before = threading.active_count()
-    thread = TraceThread(Slow())
+    thread = traces_thread(Slow())
     assert threading.active_count() == before
     thread.close(0)
 
@@ -78,7 +85,7 @@ class Faulty(Slow):
 def test_an_exception_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
     writer = Faulty()
     writer.go.set()
-    thread = TraceThread(writer)
+    thread = traces_thread(writer)
     made = traces(2)
     thread.put(made[0])
     assert writer.begun.wait(30)

@@ -1,0 +1,74 @@
+"""`headrace replay FILE...`: sends captured requests to a server again."""
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.command import option
+from headrace.cli.remote import CommandFailed, print_json, remote_command
+
+if TYPE_CHECKING:
+    from headrace.client.blocking import Client
+    from headrace.plugins.capture.records import CapturedRequest
+
+_MOST_AT_ONCE = 1024
+
+
+def _replay(options: argparse.Namespace, server: "Client") -> int:
+    # Imported late: help and usage errors need no numpy.
+    from headrace.client import ClientError
+    from headrace.plugins.capture.replaying import NotReplayed, read, replay
+
+    def infer(request: "CapturedRequest") -> Mapping[str, Any]:
+        inputs = {name: tensor.array for name, tensor in request.inputs.items()}
+        try:
+            return server.infer(request.model, inputs, id=request.id, parameters=request.parameters)
+        except ClientError as error:
+            raise NotReplayed(str(error)) from None
+
+    try:
+        report = replay(
+            read(options.files, options.model), infer, options.speed, options.concurrency,
+            options.compare,
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        raise CommandFailed(str(error)) from None
+    if options.json:
+        print_json(report.document())
+    else:
+        print(report.text())
+    return 1 if report.failed or report.differing else 0
+
+
+def _speed(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text!r}")
+    return value
+
+
+def _at_once(text: str) -> int:
+    if text.isascii() and text.isdigit() and 0 < int(text) <= _MOST_AT_ONCE:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a number from 1 to {_MOST_AT_ONCE}, got {text!r}")
+
+
+REPLAY = remote_command(
+    "replay", _replay,
+    option("files FILE...", "files of --capture: JSON lines, or Parquet"),
+    option("--model NAME", "only requests to this model", default=""),
+    option("--speed X", "times as fast as they came; 0: as fast as possible (default: 1)",
+           type=_speed, default=1.0),
+    option("--concurrency N", "requests at once, at most (default: 16)", type=_at_once, default=16),
+    option("--compare", "compare the outputs with those that were captured"),
+    help="send captured requests to a server again",
+    epilog="""\
+Requests whose data were redacted, or left out for their size, are skipped. The
+exit status is 1 if a request fails that had not failed, or outputs differ.
+
+  headrace replay capture.jsonl --url http://localhost:8000 --speed 2 --compare
+""",
+)  # fmt: skip

@@ -1,0 +1,149 @@
+"""Sends captured requests again, in the intervals in which they came."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock, Semaphore
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+
+from headrace.core.datatypes import Datatype
+from headrace.core.tensors import Tensor
+from headrace.plugins.capture.files import read_documents
+from headrace.plugins.capture.records import CapturedRequest, request_of
+
+
+class NotReplayed(Exception):
+    """The failure of a request that was sent again, with its text."""
+
+
+Infer = Callable[[CapturedRequest], Mapping[str, Any]]  # from any thread; raises `NotReplayed`
+_TOLERANCE = 1e-4  # relative and absolute, of floats
+
+
+@dataclass(slots=True)
+class ReplayReport:
+    """The outcome of a replay; latencies in seconds of the requests that were answered."""
+
+    sent: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)  # by text; those that had not failed
+    as_before: int = 0  # requests that have failed again
+    equal: int = 0
+    differing: Counter[str] = field(default_factory=Counter)  # by model and output
+    latencies: list[float] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        found = sorted(self.latencies)
+        ranks = {"p50_ms": 0.5, "p99_ms": 0.99}
+        return {
+            "sent": self.sent,
+            "skipped": dict(self.skipped),
+            "failed": dict(self.failed),
+            "failed_as_before": self.as_before,
+            "equal": self.equal,
+            "differing": dict(self.differing),
+            **{name: round(_rank(found, share) * 1e3, 3) for name, share in ranks.items() if found},
+        }
+
+    def text(self) -> str:
+        """The report as lines."""
+        lines = [f"sent {self.sent} requests"]
+        for name, value in list(self.document().items())[1:]:
+            if isinstance(value, dict):
+                lines += [f"{name}: {count} ({why})" for why, count in value.items()]
+            elif value:
+                lines.append(f"{name.replace('_', ' ')}: {value}")
+        return "\n".join(lines)
+
+
+def read(paths: Sequence[str], model: str = "") -> Iterator[CapturedRequest]:
+    """The requests of files, in order of files; raises `OSError` or `ValueError` with the path."""
+    for path in paths:
+        try:
+            for document in read_documents(path):
+                request = request_of(document)
+                if not model or request.model == model:
+                    yield request
+        except ImportError:
+            raise ValueError(f"{path}: Parquet needs pyarrow") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def replay(
+    requests: Iterator[CapturedRequest],
+    infer: Infer,
+    speed: float = 1.0,
+    concurrency: int = 16,
+    compare: bool = False,
+) -> ReplayReport:
+    """Send requests `speed` times as fast as they came, 0: as fast as possible."""
+    report, lock, room = ReplayReport(), Lock(), Semaphore(concurrency)
+    began, first = monotonic(), -1.0
+
+    def send(request: CapturedRequest) -> None:
+        at = monotonic()
+        try:
+            answer = infer(request)
+        except NotReplayed as error:
+            with lock:
+                if request.status >= 400:
+                    report.as_before += 1
+                else:
+                    report.failed[f"{request.model}: {error}"] += 1
+            return
+        finally:
+            room.release()
+        took = monotonic() - at
+        differing = list(_differing(request, answer)) if compare else []
+        with lock:
+            report.latencies.append(took)
+            report.differing.update(differing)
+            report.equal += compare and not differing
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        for request in requests:
+            if request.missing or len(request.outputs) > 1:
+                why = request.missing or "it had several responses"
+                report.skipped[f"{request.model}: {why}"] += 1
+                continue
+            if first < 0:
+                first = request.at
+            if speed and (early := (request.at - first) / speed - (monotonic() - began)) > 0:
+                sleep(early)
+            room.acquire()
+            report.sent += 1
+            pool.submit(send, request)
+    return report
+
+
+def _differing(request: CapturedRequest, answer: Mapping[str, Any]) -> Iterator[str]:
+    for outputs in request.outputs:
+        for name, tensor in outputs.items():
+            if name not in answer or not _alike(tensor, answer[name]):
+                yield f"{request.model}/{name}"
+
+
+def _alike(tensor: Tensor, given: Any) -> bool:
+    array = np.asarray(given)
+    if array.shape != tensor.array.shape:
+        return False
+    if tensor.datatype is Datatype.BYTES:
+        return [_bytes(one) for one in array.ravel()] == list(np.asarray(tensor.array).ravel())
+    if tensor.datatype.value.startswith(("FP", "BF")):
+        wide = array.astype(np.float64), np.asarray(tensor.array, np.float64)
+        return bool(np.allclose(*wide, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True))
+    return bool(np.array_equal(array, np.asarray(tensor.array)))
+
+
+def _bytes(element: Any) -> bytes:
+    return element.encode() if isinstance(element, str) else bytes(element)
+
+
+def _rank(found: Sequence[float], share: float) -> float:
+    return found[min(int(len(found) * share), len(found) - 1)]
