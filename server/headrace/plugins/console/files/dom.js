@@ -98,7 +98,7 @@ export function sparkline(series, { width = 96, height = 20, label = "" } = {}) 
       if (value === null || value === undefined) { down = false; return; }
       const x = width - 1 - (line.length - 1 - at) * step;
       const y = height - 1 - (value / most) * (height - 2);
-      path += `${down ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
+      path += `${down ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}${down ? "" : "h.1"}`; // a point alone is a dot
       down = true;
     });
     chart.append(svg("path", { d: path, class: `line line-${index}` }));

@@ -177,7 +177,8 @@ class Input {
     const modes = text ? ["text", "JSON", "file"] : ["numbers", "JSON", "image"];
     this.mode = h("select", { "aria-label": `form of ${name}`, onchange: () => this.choose() }, ...modes.map((mode) => h("option", {}, mode)));
     this.use = h("input", { type: "checkbox", checked: !spec.optional, "aria-label": `send ${name}`, onchange: () => this.changed() });
-    this.area = h("div", { class: "area" });
+    const used = () => { this.use.checked = true; this.changed(); }; // an optional one that is filled in
+    this.area = h("div", { class: "area", oninput: used, onchange: used });
     this.element = h("fieldset", {}, h("legend", {}, this.use, " ", name, " ", h("code", {}, `${datatype} ${bracket(shape)}`)),
       h("div", { class: "bar" }, this.mode, ...this.dims.flatMap((dim, axis) => (dim ? [h("label", {}, `axis ${axis} `, dim)] : []))), this.area);
     this.choose();
