@@ -149,9 +149,14 @@ def test_the_log_needs_a_right(watched: ServerProcess, keys: dict[str, NewKey]) 
     assert ask_for("watcher").status_code == 403
 
 
-def test_latencies_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--metrics-config=native_histograms=true",)])
+def test_latencies_are_counted(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """By the same bounds, whichever the metrics have."""
     write_model(tmp_path, "same", identity())
-    with clean_server(tmp_path) as server, HttpClient(server.url, binary=False) as client:
+    with (
+        clean_server(tmp_path, options=options) as server,
+        HttpClient(server.url, binary=False) as client,
+    ):
         client.infer("same", {"INPUT0": np.zeros((1, 2), np.float32)})
         found = status(server)
         [model] = found["models"]

@@ -27,6 +27,7 @@ from headrace.placement.cores import threads_for
 
 _Document = dict[str, Any]
 
+_BUDGET = "--model-memory-budget"  # usually used up: models are unloaded for others
 _FULL = 0.8  # share of a limit above which it is degraded
 _EXPIRING_SECS = 14 * 86_400  # before its end, a certificate is degraded
 _OWN_THREADS = "intra_op_thread_count"  # the parameter by which a model chooses its threads
@@ -136,7 +137,7 @@ def _limits(admission: Admission, in_models: int, budget: int, accepting: int) -
                  of.refused_connections)  # fmt: skip
     yield _Limit("gRPC calls", "--max-streams", of.streams, calls, of.refused_streams)
     if budget:
-        yield _Limit("model memory", "--model-memory-budget", in_models, budget, 0)
+        yield _Limit("model memory", _BUDGET, in_models, budget, 0)
 
 
 # --- models
@@ -203,7 +204,7 @@ def _threads(kinds: Mapping[InstanceKind, int], cores: int, own: str) -> int:
 
 def _counts(histogram: Histogram) -> list[int]:
     """The counts by bound, without zeros at the end: most models are idle, or fast."""
-    counts = histogram.counts
+    counts = histogram.within(LATENCY_BOUNDS)
     end = len(counts)
     while end and not counts[end - 1]:
         end -= 1
@@ -236,7 +237,7 @@ def _processes_degraded(processes: Sequence[_Process]) -> Iterator[_Document]:
 
 def _limits_degraded(limits: Sequence[_Limit]) -> Iterator[_Document]:
     for each in limits:
-        if each.limit and each.full:
+        if each.limit and each.full and each.option != _BUDGET:
             share = f"{each.used / each.limit:.0%} of {each.limit} in use"
             yield _degraded("limit", each.name, f"{share} ({each.option})")
 
