@@ -256,7 +256,7 @@ def _certificates_degraded(found: Sequence[Certificate], now: float) -> Iterator
 
 
 def _model_degraded(entry: _Document, told: Collection[str]) -> Iterator[_Document]:
-    """What is wrong with a version, unless it is only one of the reasons that were `told`."""
+    """The entry of a version, unless its only reason is one of those that were `told`."""
     reason = "" if entry["reason"] in told else entry["reason"]
     if entry["state"] == State.UNAVAILABLE and entry["unloaded"]:
         return
