@@ -195,7 +195,7 @@ def test_a_front_end_that_has_ended(tmp_path: Path) -> None:
 
 
 def test_a_store_that_cannot_be_asked(tmp_path: Path) -> None:
-    """It is named once, not with each of its models."""
+    """The store is named once, not with each of its models."""
     pytest.importorskip("sqlalchemy")
     for name in ("one", "two"):
         write_model(tmp_path / "models", name, identity())

@@ -50,6 +50,7 @@ export class Model {
     this.state.dataset.state = state;
     this.reason.hidden = !row?.model.reason;
     setText(this.reason, row?.model.reason ?? "");
+    this.config.parentElement.hidden = row?.model.state !== "READY";
     this.act(row, versions);
     if (!row) return;
     const { history } = row;
