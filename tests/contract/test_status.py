@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+from headrace.cli import main
 from headrace.plugins.access.keys import NewKey, new_key
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import tensors, write_python_model
@@ -149,9 +150,14 @@ def test_the_log_needs_a_right(watched: ServerProcess, keys: dict[str, NewKey]) 
     assert ask_for("watcher").status_code == 403
 
 
-def test_latencies_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--metrics-config=native_histograms=true",)])
+def test_latencies_are_counted(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """By the same bounds, whichever the metrics have."""
     write_model(tmp_path, "same", identity())
-    with clean_server(tmp_path) as server, HttpClient(server.url, binary=False) as client:
+    with (
+        clean_server(tmp_path, options=options) as server,
+        HttpClient(server.url, binary=False) as client,
+    ):
         client.infer("same", {"INPUT0": np.zeros((1, 2), np.float32)})
         found = status(server)
         [model] = found["models"]
@@ -186,3 +192,28 @@ def test_a_front_end_that_has_ended(tmp_path: Path) -> None:
             return pids[0] not in now and 0 not in now
 
         until(replaced, "another front end")
+
+
+def test_a_store_that_cannot_be_asked(tmp_path: Path) -> None:
+    """The store is named once, not with each of its models."""
+    pytest.importorskip("sqlalchemy")
+    for name in ("one", "two"):
+        write_model(tmp_path / "models", name, identity())
+    database = tmp_path / "models.db"
+    address = f"sqlite:///{database}"
+    for name in ("one", "two"):
+        with pytest.raises(SystemExit) as pushed:
+            main(["models", "push", str(tmp_path / "models" / name), address])
+        assert pushed.value.code == 0
+    options = (
+        "--model-control-mode=poll", "--repository-poll-secs=1", f"--store-cache={tmp_path}/cache",
+    )  # fmt: skip
+    with clean_server(address, options=options) as server:
+        assert status(server)["degraded"] == []
+        database.rename(tmp_path / "elsewhere.db")
+        until(lambda: bool(status(server)["degraded"]), "an outage")
+        found = status(server)
+        [store] = found["degraded"]
+        assert (store["kind"], store["name"]) == ("store", address)
+        assert {model["state"] for model in found["models"]} == {"READY"}
+        assert all(model["reason"] == store["reason"] for model in found["models"])

@@ -2,8 +2,8 @@
 
 import base64
 import json
+import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,8 +118,6 @@ def browser(folder: Path) -> Iterator[Browser]:
     driver = shutil.which("chromedriver")
     if chromium is None or driver is None:
         pytest.skip("chromium and chromedriver are not installed (Debian: chromium-driver)")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     arguments = [
         "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
         "--window-size=1400,900", "--hide-scrollbars", f"--user-data-dir={folder}",
@@ -128,11 +126,12 @@ def browser(folder: Path) -> Iterator[Browser]:
     options = {"binary": chromium, "args": arguments}
     wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
     with subprocess.Popen(
-        [driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
-        url = f"http://127.0.0.1:{port}"
+        assert process.stdout is not None
         try:
-            until(lambda: _is_up(url), "chromedriver", 60)
+            ports = (re.search(r"successfully on port (\d+)", line) for line in process.stdout)
+            url = f"http://127.0.0.1:{next(filter(None, ports))[1]}"
             answer = httpx.post(
                 f"{url}/session", json={"capabilities": {"alwaysMatch": wanted}}, timeout=120
             )
@@ -145,10 +144,3 @@ def browser(folder: Path) -> Iterator[Browser]:
                 window.close()
         finally:
             process.terminate()
-
-
-def _is_up(url: str) -> bool:
-    try:
-        return bool(httpx.get(f"{url}/status").json()["value"]["ready"])
-    except httpx.HTTPError:
-        return False

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -154,6 +155,15 @@ class ServerProcess:
             if self._owns_log:
                 print(self.log)  # which pytest shows for a test that has failed
             self._errors.close()
+
+
+@contextmanager
+def kept_port() -> Iterator[tuple[str, ...]]:
+    """Options for servers, one after the other, on a port that no one else gets meanwhile."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield f"--http-port={kept.getsockname()[1]}", "--reuse-http-port"
 
 
 @contextmanager

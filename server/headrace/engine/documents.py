@@ -111,15 +111,17 @@ def index(
             name=name,
             version=version.name,
             state=version.state.value,
-            reason=version.chain.obstacle
-            or version.reason
-            or version.report.detour
-            or reason(name, version.number)
-            or model.source.trouble,
+            reason=reason_of(model, version, reason(name, version.number)),
         )
         for version in versions
         if version.ready or not ready_only
     ]
+
+
+def reason_of(model: Model, version: ModelVersion, further: str) -> str:
+    """The reason why a version is not as it should be; `further` is one of its traffic."""
+    own = version.chain.obstacle or version.reason or version.report.detour
+    return own or further or model.source.trouble
 
 
 def _response(counters: ResponseCounters) -> pb.InferResponseStatistics:

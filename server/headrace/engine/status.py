@@ -9,13 +9,13 @@ as in the metrics. Owned by the event-loop thread.
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from time import time
 from typing import Any, NamedTuple
 
 from headrace.core.identity import Identity, Permission
 from headrace.engine.admission import Admission
+from headrace.engine.documents import reason_of
 from headrace.engine.engine import Engine
 from headrace.engine.host import Certificate
 from headrace.engine.model import Model
@@ -27,6 +27,7 @@ from headrace.placement.cores import threads_for
 
 _Document = dict[str, Any]
 
+_BUDGET = "--model-memory-budget"  # usually used up: models are unloaded for others
 _FULL = 0.8  # share of a limit above which it is degraded
 _EXPIRING_SECS = 14 * 86_400  # before its end, a certificate is degraded
 _OWN_THREADS = "intra_op_thread_count"  # the parameter by which a model chooses its threads
@@ -82,6 +83,9 @@ async def status(engine: Engine, identity: Identity) -> _Document:
     budget = memory.budget if memory else 0
     limits = list(_limits(engine.admission, in_models, budget, max(len(front_ends), 1)))
     certificates = host.certificates()
+    # Their addresses name no models, but those who may know of a few are told by model.
+    stores = [s for s in engine.control.catalogue.stores if s.trouble and identity.sees_all]
+    troubles = {store.trouble for store in stores}
     return {
         "time": now,
         "server": {
@@ -97,7 +101,8 @@ async def status(engine: Engine, identity: Identity) -> _Document:
         "degraded": [
             *_server_degraded(engine, identity), *_processes_degraded(processes),
             *_limits_degraded(limits), *_certificates_degraded(certificates, now),
-            *chain.from_iterable(map(_model_degraded, models)),
+            *(_degraded("store", store.address, store.trouble) for store in stores),
+            *(each for entry in models for each in _model_degraded(entry, troubles)),
         ],
         "cores": {
             "available": engine.options.cores,
@@ -136,7 +141,7 @@ def _limits(admission: Admission, in_models: int, budget: int, accepting: int) -
                  of.refused_connections)  # fmt: skip
     yield _Limit("gRPC calls", "--max-streams", of.streams, calls, of.refused_streams)
     if budget:
-        yield _Limit("model memory", "--model-memory-budget", in_models, budget, 0)
+        yield _Limit("model memory", _BUDGET, in_models, budget, 0)
 
 
 # --- models
@@ -152,7 +157,7 @@ def _described(model: Model, version: ModelVersion, cores: int, further: str) ->
     """A version; `further` is a reason why it gets no requests, "" for none."""
     report, counters = version.report, version.report.statistics
     kinds = Counter(instance.kind for instance in report.instances)
-    reason = version.chain.obstacle or version.reason or report.detour or further
+    reason = reason_of(model, version, further)
     entry = _entry(version.model, version.name, version.state, reason, model.unloaded)
     entry |= {
         "requests": counters.success_count, "failures": counters.fail_count,
@@ -203,7 +208,7 @@ def _threads(kinds: Mapping[InstanceKind, int], cores: int, own: str) -> int:
 
 def _counts(histogram: Histogram) -> list[int]:
     """The counts by bound, without zeros at the end: most models are idle, or fast."""
-    counts = histogram.counts
+    counts = histogram.within(LATENCY_BOUNDS)
     end = len(counts)
     while end and not counts[end - 1]:
         end -= 1
@@ -236,7 +241,7 @@ def _processes_degraded(processes: Sequence[_Process]) -> Iterator[_Document]:
 
 def _limits_degraded(limits: Sequence[_Limit]) -> Iterator[_Document]:
     for each in limits:
-        if each.limit and each.full:
+        if each.limit and each.full and each.option != _BUDGET:
             share = f"{each.used / each.limit:.0%} of {each.limit} in use"
             yield _degraded("limit", each.name, f"{share} ({each.option})")
 
@@ -250,8 +255,9 @@ def _certificates_degraded(found: Sequence[Certificate], now: float) -> Iterator
             yield _degraded("certificate", each.file, f"{text} (door {each.door})")
 
 
-def _model_degraded(entry: _Document) -> Iterator[_Document]:
-    reason = entry["reason"]
+def _model_degraded(entry: _Document, told: Collection[str]) -> Iterator[_Document]:
+    """The entry of a version, unless its only reason is one of those that were `told`."""
+    reason = "" if entry["reason"] in told else entry["reason"]
     if entry["state"] == State.UNAVAILABLE and entry["unloaded"]:
         return
     if entry["overloaded"]:

@@ -28,7 +28,7 @@ from headrace.cli.commands.top import TopView, activity, ordered, plain, quantil
 from tests.cli.conftest import Headrace
 from tests.models.onnx_graphs import identity, write_model
 from tests.protocol.strategies import PROPERTY
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, kept_port
 
 _BOUNDS = [0.001, 0.01]
 
@@ -390,19 +390,21 @@ def until(terminal: int, text: bytes) -> bytes:
 def test_a_live_table(rich: bool, tmp_path: Path) -> None:
     """A live table waits for a server that goes away, and goes on with the next one."""
     write_model(tmp_path, "alone", identity())
-    with ServerProcess(tmp_path) as server:
-        url, port = server.url, server.http.rpartition(":")[2]
-        with on_a_terminal(url, rich=rich) as (terminal, process):
-            output = until(terminal, b"alone")
-            assert (b"\x1b[?1049h" in output) is rich  # on a page of its own
-            server.stop()
-            until(terminal, b"no server at")
-            with ServerProcess(tmp_path, options=(f"--http-port={port}",)):
-                until(terminal, b"alone")
-                process.send_signal(signal.SIGINT)
-                if rich:
-                    until(terminal, b"\x1b[?1049l")
-                assert process.wait(30) == 0
+    with (
+        kept_port() as options,
+        ServerProcess(tmp_path, options=options) as server,
+        on_a_terminal(server.url, rich=rich) as (terminal, process),
+    ):
+        output = until(terminal, b"alone")
+        assert (b"\x1b[?1049h" in output) is rich  # on a page of its own
+        server.stop()
+        until(terminal, b"no server at")
+        with ServerProcess(tmp_path, options=options):
+            until(terminal, b"alone")
+            process.send_signal(signal.SIGINT)
+            if rich:
+                until(terminal, b"\x1b[?1049l")
+            assert process.wait(30) == 0
 
 
 def test_no_server(headrace: Headrace) -> None:

@@ -18,7 +18,7 @@ from tests.models.python_models import tensors, write_python_model
 from tests.support.browser import Browser, browser
 from tests.support.http_client import HttpClient
 from tests.support.scrape import until
-from tests.support.server_process import ServerProcess, clean_server, onnx_examples
+from tests.support.server_process import ServerProcess, clean_server, kept_port, onnx_examples
 
 pytestmark = pytest.mark.slow
 
@@ -345,14 +345,14 @@ def test_a_restricted_operation(window: Browser, tmp_path: Path) -> None:
 
 def test_a_server_that_goes_away_and_comes_back(window: Browser, tmp_path: Path) -> None:
     write_model(tmp_path, "same", identity())
-    with ServerProcess(tmp_path) as server:
-        window.open(f"{server.url}/console")
-        window.await_text("same", ".grid")
-        port = server.http.rpartition(":")[2]
-    window.await_text("does not answer", "#notice")
-    with ServerProcess(tmp_path, options=(f"--http-port={port}",)):
-        until(lambda: not window.text("#notice"), "an answer")
-        window.await_text("ready", "#readiness")
+    with kept_port() as options:
+        with ServerProcess(tmp_path, options=options) as server:
+            window.open(f"{server.url}/console")
+            window.await_text("same", ".grid")
+        window.await_text("does not answer", "#notice")
+        with ServerProcess(tmp_path, options=options):
+            until(lambda: not window.text("#notice"), "an answer")
+            window.await_text("ready", "#readiness")
 
 
 def test_hundreds_of_models(window: Browser, tmp_path: Path) -> None:

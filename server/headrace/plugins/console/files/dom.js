@@ -24,6 +24,24 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+export const card = (title, ...content) => h("section", { class: "card" }, h("h2", {}, title), ...content);
+
+// Pairs of a name and a value.
+export const facts = (pairs) => h("dl", {}, ...pairs.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+
+// A table of rows of cells; the numbers of columns in `right` stand on the right.
+export function table(heads, rows, right = []) {
+  const side = (at) => ({ class: right.includes(at) ? "right" : null });
+  const head = heads.map((each, at) => h("th", { scope: "col", ...side(at) }, each));
+  return h("table", {}, heads.length ? h("thead", {}, h("tr", {}, ...head)) : null,
+    h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell, at) => h("td", side(at), cell))))));
+}
+
+// A search field above what it filters.
+export const filterField = (label, oninput) => h("input", {
+  type: "search", placeholder: `${label}  ( / )`, "aria-label": label, autocomplete: "off", spellcheck: "false", oninput,
+});
+
 // --- numbers, in the forms of the command line
 
 const three = (value) => {
@@ -80,7 +98,7 @@ export function sparkline(series, { width = 96, height = 20, label = "" } = {}) 
       if (value === null || value === undefined) { down = false; return; }
       const x = width - 1 - (line.length - 1 - at) * step;
       const y = height - 1 - (value / most) * (height - 2);
-      path += `${down ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
+      path += `${down ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}${down ? "" : "h.1"}`; // a point alone is a dot
       down = true;
     });
     chart.append(svg("path", { d: path, class: `line line-${index}` }));
@@ -106,7 +124,10 @@ export function chart(name, values, format, names = []) {
 export function meter(share, label) {
   const percent = Math.min(100, Math.max(0, share * 100));
   const state = percent > 95 ? "bad" : percent > 80 ? "warn" : "good";
-  const bar = svg("svg", { class: `meter ${state}`, width: 80, height: 8, viewBox: "0 0 120 8", preserveAspectRatio: "none", role: "img", "aria-label": label });
+  const bar = svg("svg", {
+    class: `meter ${state}`, width: 80, height: 8, viewBox: "0 0 120 8", preserveAspectRatio: "none",
+    role: "img", "aria-label": label,
+  });
   bar.append(svg("rect", { class: "rest", width: 120, height: 8, rx: 2 }));
   bar.append(svg("rect", { class: "fill", width: (120 * percent) / 100, height: 8, rx: 2 }));
   return bar;

@@ -1,13 +1,13 @@
 // The last records of the log, for those who may read them.
 
 import { Refused, request } from "./api.js";
-import { h, setText } from "./dom.js";
+import { filterField, h, setText } from "./dom.js";
 
 const LEVEL = /\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|"level":"(\w+)"/;
 
 export class Log {
   constructor() {
-    this.filter = h("input", { type: "search", placeholder: "Filter  ( / )", "aria-label": "Filter the log", autocomplete: "off", spellcheck: "false", oninput: () => this.draw() });
+    this.filter = filterField("Filter the log", () => this.draw());
     this.counted = h("span", { class: "muted", role: "status" });
     this.lines = h("div", { class: "log", tabIndex: 0, role: "log", "aria-label": "Log", "aria-live": "off" });
     this.element = h("div", { class: "logview" }, h("div", { class: "bar" }, this.filter, this.counted), this.lines);

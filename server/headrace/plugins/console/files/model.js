@@ -1,12 +1,10 @@
 // One version of a model: figures, facts, traffic, configuration, what can be done, and a playground.
 
 import { ofModel, Refused, request } from "./api.js";
-import { ask, chart, count, duration, h, number, setText, size } from "./dom.js";
+import { ask, card, chart, count, duration, facts, h, number, setText, size, table } from "./dom.js";
 import { link } from "./models.js";
 import { Playground } from "./playground.js";
 
-const card = (title, ...content) => h("section", { class: "card" }, h("h2", {}, title), ...content.filter(Boolean));
-const facts = (pairs) => h("dl", {}, ...pairs.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 const shape = (dims) => `[${dims.join(", ")}]`;
 
 export class Model {
@@ -24,7 +22,8 @@ export class Model {
     this.config = h("details", { ontoggle: () => this.readConfig() }, h("summary", {}, "Configuration"), h("pre", {}));
     this.try = h("div");
     this.element = h("div", { class: "model" },
-      h("div", { class: "title" }, h("a", { href: "#/", class: "back", title: "All models (Esc)" }, "Models"), h("h1", {}, name), this.versions, this.state, h("span", { class: "grow" }), this.actions),
+      h("div", { class: "title" }, h("a", { href: "#/", class: "back", title: "All models (Esc)" }, "Models"), h("h1", {}, name),
+        this.versions, this.state, h("span", { class: "grow" }), this.actions),
       this.reason, this.outcome, this.charts,
       h("div", { class: "columns" }, h("div", {}, this.facts, this.signature, this.traffic, card("More", this.config)), this.try));
     this.aborted = new AbortController();
@@ -51,6 +50,7 @@ export class Model {
     this.state.dataset.state = state;
     this.reason.hidden = !row?.model.reason;
     setText(this.reason, row?.model.reason ?? "");
+    this.config.parentElement.hidden = row?.model.state !== "READY";
     this.act(row, versions);
     if (!row) return;
     const { history } = row;
@@ -67,19 +67,13 @@ export class Model {
 
   describe({ model, batch }) {
     const kinds = Object.entries(model.instances).map(([kind, each]) => `${each} ${kind}`).join(", ") || "–";
-    const most = Math.max(...model.latency, 1);
-    const bounds = this.watch.document.bounds_seconds;
-    const bars = h("div", { class: "histogram", role: "img", "aria-label": "Latencies of all requests since the load" },
-      ...model.latency.map((each, at) => h("span", { "data-share": Math.ceil((each / most) * 10), title: `${count(each)} ${at < bounds.length ? `up to ${duration(bounds[at])}` : "above"}` })));
-    const first = model.latency.findIndex((each) => each);
-    if (first > 0) for (let at = 0; at < first - 1; at += 1) bars.children[0].remove();
     this.facts.replaceChildren(card("Figures", facts([
       ["Backend", model.backend || "–"], ["Instances", `${kinds}${model.threads ? `, ${model.threads} threads` : ""}`],
       ["Memory", size(model.memory_bytes || null)], ...(model.gpu_memory_bytes ? [["GPU memory", size(model.gpu_memory_bytes)]] : []),
       ["Loaded in", duration(model.load_seconds || null)], ["Requests", `${count(model.requests)}, ${count(model.failures)} failed`],
       ["Rows", `${count(model.rows)} in ${count(model.batches)} batches${batch ? `, now ${number(batch)} a batch` : ""}`],
       ["Last request", model.last_request ? new Date(model.last_request * 1000).toLocaleTimeString() : "none"],
-      ...(model.latency.length ? [["Latencies", h("div", {}, bars, h("div", { class: "axis" }, h("span", {}, duration(bounds[Math.max(first - 1, 0)])), h("span", {}, duration(bounds[Math.min(model.latency.length, bounds.length) - 1]))))]] : []),
+      ...(model.latency.length ? [["Latencies", histogram(model.latency, this.watch.document.bounds_seconds)]] : []),
     ])));
   }
 
@@ -94,25 +88,31 @@ export class Model {
       wanted.push(["load", loaded ? "Reload" : "Load"]);
       if (loaded) wanted.push(["unload", "Unload"]);
     }
-    if (may && server.traffic_control && row?.model.state === "READY" && versions.length > 1) wanted.push(["promote", `Promote version ${this.version}`]);
+    const serves = row?.model.state === "READY";
+    if (may && server.traffic_control && serves && versions.length > 1) wanted.push(["promote", `Promote version ${this.version}`]);
     const key = JSON.stringify(wanted);
     if (key === this.wanted) return; // buttons keep the focus
     this.wanted = key;
-    this.actions.replaceChildren(...wanted.map(([action, text]) => h("button", { type: "button", class: action === "unload" ? "danger" : "", "data-action": action, onclick: () => this.control(action) }, text)));
+    this.actions.replaceChildren(...wanted.map(([action, text]) => h("button", {
+      type: "button", class: action === "unload" ? "danger" : "", "data-action": action, onclick: () => this.control(action),
+    }, text)));
   }
 
   async control(action) {
     const named = encodeURIComponent(this.name);
-    const [title, text, method, path, body] = {
-      load: [`Load ${this.name}?`, "Its files are read again. Versions that serve go on until the new ones are ready.", "POST", `v2/repository/models/${named}/load`, {}],
-      unload: [`Unload ${this.name}?`, "Requests under way are finished; further ones are refused until it is loaded again.", "POST", `v2/repository/models/${named}/unload`, {}],
-      promote: [`Promote version ${this.version} of ${this.name}?`, "It gets all requests that name no version.", "POST", `v2/models/${named}/traffic/promote`, { version: this.version, reason: "console" }],
+    const [title, text, path, body] = {
+      load: [`Load ${this.name}?`, "Its files are read again. Versions that serve go on until the new ones are ready.",
+        `v2/repository/models/${named}/load`, {}],
+      unload: [`Unload ${this.name}?`, "Requests under way are finished; further ones are refused until it is loaded again.",
+        `v2/repository/models/${named}/unload`, {}],
+      promote: [`Promote version ${this.version} of ${this.name}?`, "It gets all requests that name no version.",
+        `v2/models/${named}/traffic/promote`, { version: this.version, reason: "console" }],
     }[action];
     if (!(await ask(title, h("p", {}, text), title.split(" ")[0], { danger: action === "unload" }))) return;
     this.say(`${action} …`);
     for (const button of this.actions.children) button.disabled = true;
     try {
-      await request(method, path, body);
+      await request("POST", path, body);
       this.say(`${action}: done`);
     } catch (error) {
       this.say(`${action}: ${error.message}`, true);
@@ -137,13 +137,18 @@ export class Model {
     if (!this.watch.may.has("read")) return;
     try {
       const { signal } = this.aborted;
-      const [found, config] = await Promise.all(["", "/config"].map((end) => request("GET", ofModel(this.name, this.version, end), undefined, { signal })));
+      const read = (end) => request("GET", ofModel(this.name, this.version, end), undefined, { signal });
+      const [{ inputs = [], outputs = [] }, config] = await Promise.all([read(""), read("/config")]);
       const optional = new Set((config.input ?? []).filter((each) => each.optional).map((each) => each.name));
-      const rows = (tensors, kind) => (tensors ?? []).map((each) => h("tr", {}, h("td", { class: "muted" }, kind === "input" && optional.has(each.name) ? "optional input" : kind), h("td", {}, each.name), h("td", {}, h("code", {}, each.datatype)), h("td", {}, h("code", {}, shape(each.shape)))));
-      this.signature.replaceChildren(card("Signature", h("table", {}, h("tbody", {}, ...rows(found.inputs, "input"), ...rows(found.outputs, "output")))));
+      const row = (kind, each) => [h("span", { class: "muted" }, kind), each.name, h("code", {}, each.datatype), h("code", {}, shape(each.shape))];
+      this.signature.replaceChildren(card("Signature", table([], [
+        ...inputs.map((each) => row(optional.has(each.name) ? "optional input" : "input", each)),
+        ...outputs.map((each) => row("output", each)),
+      ])));
       if (!this.watch.may.has("infer")) return;
       this.playground?.close();
-      this.playground = new Playground(this.watch, this.name, this.version, (found.inputs ?? []).map((each) => ({ ...each, optional: optional.has(each.name) })), model.decoupled);
+      const wanted = inputs.map((each) => ({ ...each, optional: optional.has(each.name) }));
+      this.playground = new Playground(this.watch, this.name, this.version, wanted, model.decoupled);
       this.try.replaceChildren(this.playground.element);
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -155,13 +160,11 @@ export class Model {
     if (versions.length < 2) return;
     try {
       const found = await request("GET", ofModel(this.name, "", "/traffic"), undefined, { signal: this.aborted.signal });
-      const heads = ["Version", "State", "Role", "Share", "Routed", "Reason"];
       const ruled = found.source && found.source !== "none";
-      this.traffic.replaceChildren(card("Traffic", h("table", {},
-        h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col" }, head)))),
-        h("tbody", {}, ...found.versions.map((each) => h("tr", {}, h("td", {}, each.version), h("td", {}, (each.state || "–").toLowerCase()), h("td", {}, each.role || "–"),
-          h("td", {}, ruled ? `${(each.share * 100).toFixed(0)} %` : "–"), h("td", {}, count(Number(each.routed))), h("td", {}, each.reason))))),
-        ruled ? null : h("p", { class: "muted" }, "There are no rules: the highest version that is ready gets requests that name none.")));
+      const rows = found.versions.map((each) => [each.version, (each.state || "–").toLowerCase(), each.role || "–",
+        ruled ? `${(each.share * 100).toFixed(0)} %` : "–", count(Number(each.routed)), each.reason]);
+      this.traffic.replaceChildren(card("Traffic", table(["Version", "State", "Role", "Share", "Routed", "Reason"], rows, [3, 4]),
+        ruled ? "" : h("p", { class: "muted" }, "There are no rules: the highest version that is ready gets requests that name none.")));
     } catch (error) {
       if (error.name === "AbortError") return;
       if (!(error instanceof Refused)) throw error;
@@ -177,4 +180,15 @@ export class Model {
       setText(text, JSON.stringify(found, null, 2));
     } catch (error) { if (error.name !== "AbortError") setText(text, error.message); }
   }
+}
+
+// All latencies as bars: from the bucket before the first one with any to the last one.
+function histogram(counts, bounds) {
+  const first = Math.max(counts.findIndex((each) => each) - 1, 0);
+  const most = Math.max(...counts);
+  const end = (at) => (at < bounds.length ? `up to ${duration(bounds[at])}` : `above ${duration(bounds.at(-1))}`);
+  const bars = counts.map((each, at) => h("span", { "data-share": Math.ceil((each / most) * 10), title: `${count(each)} ${end(at)}` }));
+  return h("div", {},
+    h("div", { class: "histogram", role: "img", "aria-label": "Latencies of all requests since the load" }, ...bars.slice(first)),
+    h("div", { class: "axis" }, h("span", {}, end(first)), h("span", {}, end(counts.length - 1))));
 }

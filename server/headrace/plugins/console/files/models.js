@@ -1,6 +1,6 @@
 // The models: figures of the whole server above a table that draws only the rows in view.
 
-import { chart, count, duration, h, number, setText, size, sparkline } from "./dom.js";
+import { chart, count, duration, filterField, h, number, setText, size, sparkline } from "./dom.js";
 
 const ROW = 30; // height of a row, as in console.css
 const AROUND = 8; // rows drawn above and below those in view
@@ -28,11 +28,14 @@ const COLUMNS = [
   { id: "p99", head: "p99", value: (row) => row.p99 ?? -1, text: (row) => duration(row.p99), side: "right" },
   { id: "queue", head: "Queue p99", value: (row) => row.queue ?? -1, text: (row) => duration(row.queue), side: "right", wide: true },
   { id: "batch", head: "Rows/batch", value: (row) => row.batch ?? -1, text: (row) => number(row.batch), side: "right", wide: true },
-  { id: "memory", head: "Memory", value: (row) => row.model.memory_bytes, text: (row) => (row.model.memory_bytes ? size(row.model.memory_bytes) : "–"), side: "right" },
+  { id: "memory", head: "Memory", value: (row) => row.model.memory_bytes, text: (row) => size(row.model.memory_bytes || null), side: "right" },
   { id: "instances", head: "Instances", value: (row) => instances(row.model), text: (row) => instances(row.model), wide: true },
   { id: "reason", head: "Reason", value: (row) => row.model.reason, text: (row) => row.model.reason },
 ];
-const SHOWN = { all: () => true, "not ready": (row) => row.model.state !== "READY", busy: (row) => row.requests > 0 || row.model.waiting > 0, degraded: troubled };
+const SHOWN = {
+  all: () => true, "not ready": (row) => row.model.state !== "READY",
+  busy: (row) => row.requests > 0 || row.model.waiting > 0, degraded: troubled,
+};
 
 export class Models {
   constructor(watch) {
@@ -43,10 +46,7 @@ export class Models {
     this.rows = [];
     this.tiles = h("section", { class: "tiles", "aria-label": "Server" });
     this.degraded = h("section", { class: "degraded", "aria-label": "Degraded", hidden: true });
-    this.filter = h("input", {
-      type: "search", placeholder: "Filter models  ( / )", "aria-label": "Filter models", autocomplete: "off",
-      spellcheck: "false", oninput: () => this.update(true),
-    });
+    this.filter = filterField("Filter models", () => this.update(true));
     this.shown = h("select", { "aria-label": "Shown models", onchange: () => this.update(true) },
       ...Object.keys(SHOWN).map((name) => h("option", {}, name)));
     this.counted = h("span", { class: "muted", role: "status" });
@@ -56,7 +56,10 @@ export class Models {
     this.below = h("tr", { "aria-hidden": "true" }, h("td"));
     this.body = h("tbody", {}, this.above, this.below);
     this.table = h("table", { class: "grid" }, h("thead", {}, h("tr", {}, ...this.heads)), this.body);
-    this.scroll = h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Table of models", onscroll: () => this.soon(), onkeydown: (event) => this.key(event) }, this.table);
+    this.scroll = h("div", {
+      class: "scroll", tabIndex: 0, role: "region", "aria-label": "Table of models",
+      onscroll: () => this.soon(), onkeydown: (event) => this.key(event),
+    }, this.table);
     this.element = h("div", { class: "models" }, this.tiles, this.degraded,
       h("div", { class: "bar" }, this.filter, this.shown, this.counted), this.scroll);
     this.resized = new ResizeObserver(() => this.soon());
@@ -91,7 +94,8 @@ export class Models {
       if (own) head.setAttribute("aria-sort", this.down ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
     });
-    setText(this.counted, this.rows.length === known.length ? `${count(known.length)} versions` : `${count(this.rows.length)} of ${count(known.length)} versions`);
+    const of = this.rows.length === known.length ? "" : `${count(this.rows.length)} of `;
+    setText(this.counted, `${of}${count(known.length)} versions`);
     this.table.setAttribute("aria-rowcount", this.rows.length + 1);
     this.draw();
   }
@@ -108,7 +112,8 @@ export class Models {
       chart("Waiting", history.waiting, number), chart("CPU (cores)", history.cpu, number),
       chart("Memory", history.memory, size),
     );
-    this.tiles.title = `${listed || "no models"}; ${count(requests.used)} requests under way of ${requests.limit === null ? "any number" : count(requests.limit)}`;
+    const most = requests.limit === null ? "any number" : count(requests.limit);
+    this.tiles.title = `${listed || "no models"}; ${count(requests.used)} requests under way of ${most}`;
     const found = document.degraded;
     this.degraded.hidden = !found.length;
     const open = this.degraded.querySelector("details")?.open ?? found.length <= 5;

@@ -1,13 +1,14 @@
 // A form for a request, made from a model's signature; its call as a program; the answer.
 
 import { credentials, ofModel, Refused, request } from "./api.js";
-import { duration, h, meter, number } from "./dom.js";
+import { card, duration, h, meter, number, table } from "./dom.js";
 import { binary, body, flat, programs } from "./programs.js";
 
 const FLOATS = new Set(["FP32", "FP64"]);
 const WITHOUT_JSON = new Set(["FP16", "BF16"]);
 const MOST_FIELDS = 16; // numbers with a field each
 const MOST_SHOWN = 200; // values of an output
+const NUMBER = /^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$/; // of JSON
 const WHOLE = /^[+-]?\d+$/;
 
 const elements = (shape) => shape.reduce((product, dim) => product * dim, 1);
@@ -17,21 +18,28 @@ export class Playground {
   constructor(watch, name, version, inputs, decoupled) {
     Object.assign(this, { watch, name, version, decoupled });
     this.inputs = inputs.map((spec) => new Input(spec, () => this.changed()));
-    this.parameters = h("textarea", { rows: 1, "aria-label": "Parameters of the request, as JSON", placeholder: '{"priority": 1}', spellcheck: "false", oninput: () => this.changed() });
+    this.parameters = h("textarea", {
+      rows: 1, "aria-label": "Parameters of the request, as JSON", placeholder: '{"priority": 1}', spellcheck: "false",
+      oninput: () => this.changed(),
+    });
     this.send = h("button", { type: "submit", class: "primary" }, "Run");
     this.stop = h("button", { type: "button", hidden: true, onclick: () => this.abort?.abort() }, "Stop");
     this.spent = h("span", { class: "muted", role: "status" });
     this.answer = h("div", { class: "answer" });
     this.program = h("pre", { class: "program", tabIndex: 0 });
     this.kind = "curl";
-    this.tabs = ["curl", "Python", "gRPC"].map((kind) => h("button", { type: "button", role: "tab", onclick: () => { this.kind = kind; this.changed(); } }, kind));
+    const choose = (kind) => () => { this.kind = kind; this.changed(); };
+    this.tabs = ["curl", "Python", "gRPC"].map((kind) => h("button", { type: "button", role: "tab", onclick: choose(kind) }, kind));
     this.copy = h("button", { type: "button", onclick: () => this.copied() }, "Copy");
-    const form = h("form", { class: "play", onsubmit: (event) => { event.preventDefault(); this.run(); }, onkeydown: (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.run(); } },
+    const submitted = (event) => { event.preventDefault(); this.run(); };
+    const pressed = (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.run(); };
+    const form = h("form", { class: "play", onsubmit: submitted, onkeydown: pressed },
       ...this.inputs.map((input) => input.element),
       h("details", {}, h("summary", {}, "Parameters"), this.parameters),
       h("div", { class: "buttons" }, this.send, this.stop, this.spent));
-    this.element = h("section", { class: "card" }, h("h2", {}, "Try it"), form, this.answer,
-      h("div", { class: "bar" }, h("div", { class: "tabs", role: "tablist", "aria-label": "The same call" }, ...this.tabs), h("span", { class: "grow" }), this.copy), this.program);
+    this.element = card("Try it", form, this.answer,
+      h("div", { class: "bar" }, h("div", { class: "tabs", role: "tablist", "aria-label": "The same call" }, ...this.tabs),
+        h("span", { class: "grow" }), this.copy), this.program);
     this.changed();
   }
 
@@ -89,7 +97,8 @@ export class Playground {
       if (call.decoupled) await this.stream(call, own.signal, spent);
       else {
         const sent = call.tensors.some(({ file }) => file) ? binary(call) : { content: body(call) };
-        const found = await request("POST", ofModel(call.name, call.version, "/infer"), sent.content, { signal: own.signal, digits: true, headers: sent.headers });
+        const options = { signal: own.signal, digits: true, headers: sent.headers };
+        const found = await request("POST", ofModel(call.name, call.version, "/infer"), sent.content, options);
         this.spent.textContent = `answered after ${spent()}`;
         this.answer.replaceChildren(...found.outputs.map(output), ...given(found.parameters));
       }
@@ -127,15 +136,31 @@ export class Playground {
 
 function output({ name, datatype, shape, data }) {
   const shown = data.slice(0, MOST_SHOWN);
-  const few = (FLOATS.has(datatype) && data.length > 1 && data.length <= 32 && data.every((each) => each >= 0 && each <= 1.0001));
+  const shares = FLOATS.has(datatype) && data.length > 1 && data.length <= 32 && data.every((each) => each >= 0 && each <= 1.0001);
+  const bars = () => h("div", { class: "bars" },
+    table([], data.map((each, at) => [String(at), meter(each, number(each)), each.toPrecision(4)]), [0, 2]));
+  const text = datatype === "BYTES" ? shown.join("\n") : shown.map((each) => (typeof each === "string" ? each : JSON.stringify(each))).join(", ");
   return h("div", { class: "output" },
     h("h3", {}, name, " ", h("code", {}, `${datatype} ${bracket(shape)}`)),
-    few ? h("table", { class: "bars" }, h("tbody", {}, ...data.map((each, at) => h("tr", {}, h("td", { class: "right" }, String(at)), h("td", {}, meter(each, number(each))), h("td", { class: "right" }, each.toPrecision(4))))))
-      : h("pre", { tabIndex: 0 }, shown.map((each) => (typeof each === "string" && datatype === "BYTES" ? each : JSON.stringify(each))).join(datatype === "BYTES" ? "\n" : ", ")),
+    shares ? bars() : h("pre", { tabIndex: 0 }, text),
     data.length > shown.length ? h("p", { class: "muted" }, `and ${data.length - shown.length} more values`) : null);
 }
 
 const given = (parameters) => (parameters && Object.keys(parameters).length ? [h("pre", {}, JSON.stringify(parameters))] : []);
+
+// A number or truth value in JSON, as it was typed where JSON allows that.
+function written(datatype, text, wrong) {
+  if (datatype === "BOOL") {
+    if (!/^(true|false|0|1)$/.test(text)) throw wrong(`expected true or false, got '${text}'`);
+    return { 1: "true", 0: "false" }[text] ?? text;
+  }
+  if (!FLOATS.has(datatype)) {
+    if (!WHOLE.test(text)) throw wrong(`expected an integer, got '${text}'`);
+    return String(BigInt(text.replace(/^\+/, "")));
+  }
+  if (text === "" || !Number.isFinite(Number(text))) throw wrong(`expected a number, got '${text}'`);
+  return NUMBER.test(text) ? text : String(Number(text));
+}
 
 // --- one input
 
@@ -146,11 +171,14 @@ class Input {
     this.pixels = null;
     const { name, datatype, shape } = this.spec;
     const text = datatype === "BYTES";
-    this.dims = shape.map((dim, axis) => (dim < 0 ? h("input", { type: "number", min: 0, step: 1, value: "1", "aria-label": `axis ${axis} of ${name}`, oninput: () => { this.fields(); this.changed(); } }) : null));
+    const oninput = () => { this.fields(); this.changed(); };
+    const dimension = (axis) => h("input", { type: "number", min: 0, step: 1, value: "1", "aria-label": `axis ${axis} of ${name}`, oninput });
+    this.dims = shape.map((dim, axis) => (dim < 0 ? dimension(axis) : null));
     const modes = text ? ["text", "JSON", "file"] : ["numbers", "JSON", "image"];
     this.mode = h("select", { "aria-label": `form of ${name}`, onchange: () => this.choose() }, ...modes.map((mode) => h("option", {}, mode)));
     this.use = h("input", { type: "checkbox", checked: !spec.optional, "aria-label": `send ${name}`, onchange: () => this.changed() });
-    this.area = h("div", { class: "area" });
+    const used = () => { this.use.checked = true; this.changed(); }; // an optional one that is filled in
+    this.area = h("div", { class: "area", oninput: used, onchange: used });
     this.element = h("fieldset", {}, h("legend", {}, this.use, " ", name, " ", h("code", {}, `${datatype} ${bracket(shape)}`)),
       h("div", { class: "bar" }, this.mode, ...this.dims.flatMap((dim, axis) => (dim ? [h("label", {}, `axis ${axis} `, dim)] : []))), this.area);
     this.choose();
@@ -193,8 +221,9 @@ class Input {
       this.text.placeholder = `${many} numbers, separated by blanks or commas; nothing is zeros`;
       return;
     }
-    if (this.spec.datatype === "BOOL") this.single = Array.from({ length: many }, (_, at) => h("input", { type: "checkbox", "aria-label": `value ${at}`, onchange: () => this.changed() }));
-    else this.single = Array.from({ length: many }, (_, at) => h("input", { type: "text", inputmode: "decimal", value: "0", size: 6, "aria-label": `value ${at} of ${this.spec.name}`, oninput: () => this.changed() }));
+    const kind = this.spec.datatype === "BOOL" ? { type: "checkbox" } : { type: "text", inputmode: "decimal", value: "0", size: 6 };
+    this.single = Array.from({ length: many }, (_, at) =>
+      h("input", { ...kind, "aria-label": `value ${at} of ${this.spec.name}`, oninput: () => this.changed() }));
     this.area.replaceChildren(...this.single);
   }
 
@@ -288,16 +317,7 @@ class Input {
     }
     shape = this.fitted(shape, data.length);
     if (elements(shape) !== data.length) throw wrong(`expected ${elements(shape)} values for the shape ${bracket(shape)}, got ${data.length}`);
-    if (datatype !== "BYTES") {
-      data = data.map((each) => {
-        if (datatype === "BOOL") {
-          if (!/^(true|false|0|1)$/.test(each)) throw wrong(`expected true or false, got '${each}'`);
-          return each === "1" ? "true" : each === "0" ? "false" : each;
-        }
-        if (FLOATS.has(datatype) ? each === "" || !Number.isFinite(Number(each)) : !WHOLE.test(each)) throw wrong(`expected ${FLOATS.has(datatype) ? "a number" : "an integer"}, got '${each}'`);
-        return FLOATS.has(datatype) && !/^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$/.test(each) ? String(Number(each)) : String(FLOATS.has(datatype) ? each : BigInt(each));
-      });
-    }
+    if (datatype !== "BYTES") data = data.map((each) => written(datatype, each, wrong));
     return { name, datatype, shape, data };
   }
 

@@ -2,7 +2,10 @@
 
 import { ofModel } from "./api.js";
 
-const TYPES = { BOOL: "bool", UINT8: "uint8", UINT16: "uint16", UINT32: "uint32", UINT64: "uint64", INT8: "int8", INT16: "int16", INT32: "int32", INT64: "int64", FP32: "float32", FP64: "float64" };
+const TYPES = {
+  BOOL: "bool", UINT8: "uint8", UINT16: "uint16", UINT32: "uint32", UINT64: "uint64",
+  INT8: "int8", INT16: "int16", INT32: "int32", INT64: "int64", FP32: "float32", FP64: "float64",
+};
 const LOCAL = new Set(["0.0.0.0", "[::]", "127.0.0.1", "[::1]", "localhost"]);
 
 const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
@@ -53,7 +56,8 @@ function curl(call, server, headers) {
   if (call.tensors.some(({ file }) => file)) throw new Error("A file is sent in binary, behind the JSON: the programs show how.");
   const url = `${base()}/${ofModel(call.name, call.version, call.decoupled ? "/generate_stream" : "/infer")}`;
   const shown = Object.entries(headers).map(([name, text]) => ` \\\n  -H ${shell(`${name}: ${text}`)}`).join("");
-  return `curl -s${call.decoupled ? "N" : ""} ${shell(url)}${shown} \\\n  -H 'content-type: application/json' \\\n  -d ${shell(call.decoupled ? flat(call) : body(call))}`;
+  const content = shell(call.decoupled ? flat(call) : body(call));
+  return `curl -s${call.decoupled ? "N" : ""} ${shell(url)}${shown} \\\n  -H 'content-type: application/json' \\\n  -d ${content}`;
 }
 
 function overHttp(call, server, headers) {
@@ -81,7 +85,8 @@ function overGrpc(call, server, headers) {
   ].map((text) => `, ${text}`).join("");
   const inputs = call.tensors.map((tensor) => {
     const type = tensor.datatype;
-    return `tensor = triton.InferInput(${quote(tensor.name)}, [${tensor.shape.join(", ")}], ${quote(type)})\ntensor.set_data_from_numpy(${array(tensor)})\ninputs.append(tensor)`;
+    const made = `tensor = triton.InferInput(${quote(tensor.name)}, [${tensor.shape.join(", ")}], ${quote(type)})`;
+    return `${made}\ntensor.set_data_from_numpy(${array(tensor)})\ninputs.append(tensor)`;
   }).join("\n");
   const lead = "import numpy as np\nimport tritonclient.grpc as triton\n";
   const client = `client = triton.InferenceServerClient(${quote(at)}${secure ? ", ssl=True" : ""})\ninputs = []\n${inputs}\n`;

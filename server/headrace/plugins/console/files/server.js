@@ -1,16 +1,10 @@
 // The server: its processes, the account's limits, memory, certificates and answers.
 
-import { count, duration, h, meter, number, size } from "./dom.js";
+import { card, count, duration, facts, h, meter, number, size, table } from "./dom.js";
 import { degradedName, link } from "./models.js";
 
+const percent = (share) => `${(share * 100).toFixed(share < 0.1 && share > 0 ? 1 : 0)} %`;
 const BYTES = new Set(["request bytes", "model memory"]);
-
-const table = (heads, rows, right = []) => h("table", {},
-  h("thead", {}, h("tr", {}, ...heads.map((head, at) => h("th", { scope: "col", class: right.includes(at) ? "right" : "" }, head)))),
-  h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell, at) => h("td", { class: right.includes(at) ? "right" : "" }, cell))))));
-
-const section = (title, ...content) => h("section", { class: "card" }, h("h2", {}, title), ...content);
-const facts = (pairs) => h("dl", {}, ...pairs.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 
 export class Server {
   constructor(watch) {
@@ -42,7 +36,8 @@ export class Server {
       const text = BYTES.has(each.name) ? size : count;
       const full = each.limit ? each.used / each.limit : 0;
       return [each.name, text(each.used), each.limit === null ? "no limit" : text(each.limit),
-        each.limit === null ? "" : `${(full * 100).toFixed(full < 0.1 && full > 0 ? 1 : 0)} %`, each.limit === null ? "" : meter(full, `${Math.round(full * 100)} % full`), count(each.refused), h("code", {}, each.option)];
+        ...(each.limit === null ? ["", ""] : [percent(full), meter(full, `${percent(full)} full`)]),
+        count(each.refused), h("code", {}, each.option)];
     });
     const certificates = now.certificates.map((each) => {
       const left = each.expires - now.time;
@@ -55,27 +50,28 @@ export class Server {
       return [each.door, each.operation, h("span", { class: "state", "data-state": good ? "ready" : "unavailable" }, each.status), count(each.count)];
     });
     const threads = `${count(cores.model_threads)} of models on ${count(cores.available)} cores; ${count(cores.process_threads)} in all processes`;
+    const budget = memory.budget_bytes ? ` of ${size(memory.budget_bytes)}` : "";
     const none = (text) => h("p", { class: "muted" }, text);
     this.element.replaceChildren(
       h("div", {},
-        section("Server", facts([
+        card("Server", facts([
           ["Version", `${server.name} ${server.version}`], ["Up", duration(Math.max(0, now.time - server.started))],
           ["Model control", `${server.model_control}; traffic rules ${server.traffic_control ? "may" : "may not"} be changed`],
           ...Object.entries(server.addresses).map(([door, address]) => [door, h("code", {}, address)]),
           ["Threads", threads],
-          ["Memory", `${size(memory.resident_bytes)}; models ${size(memory.model_bytes)}${memory.budget_bytes ? ` of ${size(memory.budget_bytes)}` : ""}`],
+          ["Memory", `${size(memory.resident_bytes)}; models ${size(memory.model_bytes)}${budget}`],
           ...(memory.evictions ? [["Evictions", count(memory.evictions)]] : []),
           ...Object.entries(now.lost).filter(([, each]) => each).map(([name, each]) => [`Lost ${name.replace("_", " ")}`, count(each)]),
           ["You", `${now.client.name || "unknown"}: ${now.client.may.join(", ")}`],
         ])),
-        section("Limits", table(["Limit", "Used", "Of", "Full", "", "Refused", "Option"], limits, [1, 2, 3, 5])),
-        ...(certificates.length ? [section("Certificates", table(["File", "Door", "Expires (UTC)", ""], certificates))] : [])),
+        card("Limits", table(["Limit", "Used", "Of", "Full", "", "Refused", "Option"], limits, [1, 2, 3, 5])),
+        ...(certificates.length ? [card("Certificates", table(["File", "Door", "Expires (UTC)", ""], certificates))] : [])),
       h("div", {},
-        section("Degraded", now.degraded.length
+        card("Degraded", now.degraded.length
           ? h("ul", {}, ...now.degraded.slice(0, 200).map((each) => h("li", {}, degradedName(each), " ", each.reason)))
           : none("Nothing is degraded.")),
-        section("Processes", table(["Process", "Model", "PID", "Cores", "CPU time", "Threads", "Memory", ""], processes, [2, 3, 4, 5, 6])),
-        section("Answers since the start", answers.length ? table(["Door", "Operation", "Status", "Count"], answers, [3]) : none("None yet."))),
+        card("Processes", table(["Process", "Model", "PID", "Cores", "CPU time", "Threads", "Memory", ""], processes, [2, 3, 4, 5, 6])),
+        card("Answers since the start", answers.length ? table(["Door", "Operation", "Status", "Count"], answers, [3]) : none("None yet."))),
     );
   }
 }
