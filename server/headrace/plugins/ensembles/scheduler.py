@@ -25,10 +25,6 @@ from headrace.scheduling.batch import Part
 
 log = logging.getLogger(__name__)
 
-_STUCK = (  # Triton's words
-    "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
-)
-
 
 class EnsembleScheduler:
     """Runs the calls of one ensemble; a `Scheduler`."""
@@ -247,8 +243,6 @@ class EnsembleRun(Owner):
                 return
             self._start(start)
         if self._progress.over and not self._over:
-            if self._progress.stuck:
-                raise ExecutionFailed(_STUCK)
             self._complete()
             self.call.pass_end()
 
