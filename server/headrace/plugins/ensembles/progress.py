@@ -14,7 +14,7 @@ Invariant: `_under_way` counts the calls that were started, or wait in `_waiting
 their step, and have not ended.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -90,7 +90,7 @@ class EnsembleProgress:
         self._scopes: list[Scope] = []  # those below the request's
         self._lines: deque[Scope] = deque()  # of the plan's domain, without their response
         self._under_way = 0
-        self._calls: Counter[int] = Counter()  # by step, if their number is limited
+        self._calls: dict[int, int] = {}  # by step, if their number is limited
         self._waiting: deque[Start] = deque()
 
     @property
@@ -180,10 +180,10 @@ class EnsembleProgress:
         scope.open += 1
         start = Start(step, scope, tensors)
         if graph.most:
-            if self._calls[number] >= graph.most:
+            if self._calls.get(number, 0) >= graph.most:
                 self._waiting.append(start)
                 return
-            self._calls[number] += 1
+            self._calls[number] = self._calls.get(number, 0) + 1
         starts.append(start)
 
     def _go_on(self, starts: list[Start]) -> None:
