@@ -11,7 +11,7 @@ from tests.contract import graphs
 from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import write_model
 from tests.models.python_models import tensors, write_python_model
-from tests.support.client import Input
+from tests.support.client import Input, Parameter
 from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.grpc_stream import Stream
 from tests.support.remote import write_remote
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 _ROWS = "max_batch_size: 8\n"
 _CLIENTS, _REQUESTS = 24, 40
+_ENDS: dict[str, Parameter] = {"triton_enable_empty_final_response": True}
 _FP32 = tensors("input", ("X", "FP32", "1")) + tensors("output", ("Y", "FP32", "1"))
 # Fails at random, in one request of a batch, and now and then with all of its batch.
 SHAKY = """
@@ -124,8 +125,8 @@ def ask(client: GrpcClient, seed: int) -> int:
         for number in range(_REQUESTS):
             x = random.randint(0, 1000)
             given = [Input("x", np.array([[x]], np.float32))]
-            ends = {"triton_enable_empty_final_response": True}
-            stream.send(infer_message("five", given, id=f"{seed}-{number}", parameters=ends))
+            message = infer_message("five", given, id=f"{seed}-{number}", parameters=_ENDS)
+            stream.send(message)
             found = read(stream)
             if isinstance(found, str):
                 assert found.startswith("in ensemble 'five', "), found

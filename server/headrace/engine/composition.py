@@ -72,7 +72,7 @@ class Composition:
             if problem := self._missing(opened):
                 raise LoadFailed(problem)
             used = {one: self._signature(*one) for one in opened.uses}
-            found = self._loading[user] = self._checked(replace(opened, used=used))
+            found = self._loading[user] = with_signatures(opened, used)
             del self._waiting[user]
             return found
         except BaseException:
@@ -94,10 +94,10 @@ class Composition:
                     continue
                 signature = self._next_signature(one, results)
                 if signature is None:
-                    return f"{_lacks(user, one)}, if this were loaded"
+                    return f"{lacks(user, one)}, if this were loaded"
                 found[one] = signature
             try:
-                self._checked(replace(opened, used=found))
+                with_signatures(opened, found)
             except RepositoryError as error:
                 return f"model '{user}', which runs it, would not go with it: {error}"
             if any(_kind(found[one]) != _kind(opened.used[one]) for one in opened.uses):
@@ -173,7 +173,7 @@ class Composition:
         except ServerError as error:
             model = self._models.get(name)
             if model is None or model.source.problem:
-                raise LoadFailed(f"{_lacks(user, (name, ''))}: {error}") from error
+                raise LoadFailed(f"{lacks(user, (name, ''))}: {error}") from error
 
     def _missing(self, opened: Opened) -> str:
         """The model that a model runs and that is not there, in words; "" if all are."""
@@ -181,7 +181,7 @@ class Composition:
             if self._signature_if_ready(one) is None and not self.offers(one[0]):
                 model = self._models.get(one[0])
                 why = "" if model is None else model.why("")
-                return _lacks(opened.source.name, one) + (f": {why}" if why else "")
+                return lacks(opened.source.name, one) + (f": {why}" if why else "")
         return ""
 
     def _signature(self, name: str, version: str) -> Signature:
@@ -209,12 +209,14 @@ class Composition:
             return self._signature_if_ready((used[0], str(number)))
         return None
 
-    def _checked(self, opened: Opened) -> Opened:
-        """The model, whose use of others is in order; raises `InvalidConfig`."""
-        with opened.options_explained():
-            if problems := list(opened.backend.use_problems(opened.config, opened.used)):
-                raise Contradiction(problems)
-        return opened
+
+def with_signatures(opened: Opened, used: Mapping[Used, Signature]) -> Opened:
+    """The model with the signatures of those that it runs; raises `InvalidConfig` for misfits."""
+    opened = replace(opened, used=used)
+    with opened.options_explained():
+        if problems := list(opened.backend.use_problems(opened.config, used)):
+            raise Contradiction(problems)
+    return opened
 
 
 def _names(opened: Opened) -> Collection[str]:
@@ -225,8 +227,8 @@ def _kind(signature: Signature) -> tuple[bool, bool]:
     return signature.batches, signature.decoupled
 
 
-def _lacks(user: str, used: Used) -> str:
-    """Triton's words."""
+def lacks(user: str, used: Used) -> str:
+    """The reason why a model cannot be loaded without another one, in Triton's words."""
     name, version = used
     what = f"whose required version {version} is not loaded" if version else (
         "which has no loaded version"

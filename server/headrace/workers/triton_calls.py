@@ -8,10 +8,10 @@ at most until the model is unloaded; using a metric of a deleted family is an er
 import base64
 import os
 import re
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import Any, Protocol
@@ -78,8 +78,17 @@ class ServerCall:
         """Wait until there is an untaken reply, or the end."""
         import asyncio  # already imported by the caller
 
-        come = asyncio.Event()
-        self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, come.set)
+        come, loop, here = asyncio.Event(), asyncio.get_running_loop(), threading.get_ident()
+
+        def wake() -> None:
+            # Replies mostly come on the loop's own thread, which needs no waking: that would take a
+            # message to itself for each.
+            if threading.get_ident() == here:
+                come.set()
+            else:
+                loop.call_soon_threadsafe(come.set)
+
+        self._wake = wake
         try:
             if not self._there():
                 with self._caller.watched():

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.models import onnx_graphs
+from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.support.command import run, write_model
 from tests.support.managed import write_managed, write_program
 from tests.support.remote import write_remote
@@ -148,3 +150,21 @@ def test_an_interrupted_check_ends_silently(tmp_path: Path) -> None:
         assert process.communicate(timeout=30) == (b"", b"")
         assert process.returncode == 130
     assert not worker.is_running()
+
+
+def test_check_of_ensembles(tmp_path: Path) -> None:
+    X, Y = (("x", "FP32", "2"),), (("y", "FP32", "2"),)
+    onnx_graphs.write_model(tmp_path, "same", onnx_graphs.identity(), "max_batch_size: 8")
+    once = ensemble(X, Y, step("same", {"INPUT0": "x"}, {"OUTPUT0": "y"}))
+    write_ensemble(tmp_path, "a_nested", ensemble(X, Y, step("once", {"x": "x"}, {"y": "y"})))
+    write_ensemble(tmp_path, "once", once)
+    write_ensemble(tmp_path, "wide", once.replace("dims: [ 2 ]", "dims: [ 3 ]"))
+    write_ensemble(tmp_path, "alone", once.replace('"same"', '"absent"'))
+    ended = run("models", "check", "--quiet", str(tmp_path))
+    assert ended.returncode == 1
+    assert "ok    a_nested (versions 1)\n" in ended.stdout
+    assert "ok    once (versions 1)\n" in ended.stdout
+    assert "ERROR wide\n      wide/config.pbtxt:" in ended.stdout
+    assert "the shape [-1,2], and output 'y' of the ensemble the shape [-1,3]" in ended.stdout
+    assert "ensemble 'alone' depends on 'absent' which has no loaded version" in ended.stdout
+    assert ended.stdout.endswith("5 models, 2 with errors\n")

@@ -5,10 +5,12 @@ import json
 import socket
 from time import perf_counter
 
+import numpy as np
+import pytest
 import uvloop
 
 from headrace.ipc.elements import Buffer
-from headrace.ipc.frames import FrameKind, Header, frame
+from headrace.ipc.frames import FrameKind, FrameReader, Header, frame
 from headrace.placement.worker.worker_process import WorkerSocket
 
 _LINE = frame(FrameKind.LOG, json.dumps([20, "model", "text"]).encode())
@@ -51,6 +53,34 @@ def test_a_flood_is_processed_in_turns_and_frames_keep_their_order() -> None:
             async with asyncio.timeout(10):
                 while len(lines) < 1001:  # noqa: ASYNC110 - the socket is read by callbacks
                     await asyncio.sleep(0)
+            link.close()
+
+    uvloop.run(scenario())
+
+
+def test_small_replies_are_sent_together_and_keep_their_order() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        link = WorkerSocket(ours.detach(), lambda _: None, lambda *_: None)
+        with theirs:
+            link.attach(loop, lambda *_: None)
+            for number in range(3):
+                link.send_loose(FrameKind.REPLY, {"call": number}, [])
+            theirs.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                theirs.recv(1)
+            large = np.zeros(1 << 20, np.uint8).tobytes()
+            link.send_loose(FrameKind.REPLY, {"call": 3}, [[large]])  # those before it go first
+            link.send_loose(FrameKind.REPLY, {"call": 4}, [])
+            await asyncio.sleep(0)
+            feed, found = FrameReader(FrameKind, 1 << 20, 1).feed, list[int]()
+            while len(found) < 5:  # a read ends where a file was sent
+                found += [json.loads(meta)["call"] for _, meta, _ in feed(theirs.recv(1 << 20))]
+            assert found == [0, 1, 2, 3, 4]
+            link.send_loose(FrameKind.REPLY, {"call": 5}, [])
+            link.detach()  # which leaves nothing behind
+            assert [json.loads(meta)["call"] for _, meta, _ in feed(theirs.recv(1 << 20))] == [5]
             link.close()
 
     uvloop.run(scenario())

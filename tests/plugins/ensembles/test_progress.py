@@ -143,8 +143,8 @@ def test_random_graphs_answer_as_the_reference(seed: int) -> None:
     assert max(models.started.values()) == 1  # each step once for each set of its tensors
 
 
-def ends(progress: EnsembleProgress) -> tuple[bool, bool]:
-    return progress.over, progress.stuck
+def is_over(progress: EnsembleProgress) -> bool:
+    return progress.over
 
 
 def test_responses_keep_the_order_of_the_decoupled_step() -> None:
@@ -166,17 +166,19 @@ def test_a_response_without_an_output_is_given_without_it() -> None:
     [found] = progress.answered(many, [text("1", "a")], False).responses
     assert [tensor.name for tensor in found] == ["a"]
     assert progress.answered(many, [], False).responses == []
-    assert ends(progress) == (False, False)
+    assert not is_over(progress)
     assert progress.answered(many, None, True).responses == []
-    assert ends(progress) == (True, False)
+    assert is_over(progress)
 
 
-def test_a_request_without_an_output_is_stuck() -> None:
-    graph = graph_of(["x"], ["y"], {"one": (["x"], ["a"]), "two": (["a"], ["y"])})
+def test_steps_run_without_tensors_that_others_have_not_given() -> None:
+    graph = graph_of(["x"], ["y"], {"one": (["x"], ["a", "b"]), "two": (["a", "b"], ["y"])})
     progress = EnsembleProgress(graph, ())
     [one] = progress.begin({"x": text("x")}).starts
-    progress.answered(one, [], True)
-    assert ends(progress) == (True, True)
+    [two] = progress.answered(one, [text("A", "a")], True).starts
+    assert list(two.tensors) == ["a"]
+    assert progress.answered(two, [], True).responses == [[]]
+    assert is_over(progress)
 
 
 def test_steps_wait_for_calls_of_their_own() -> None:
@@ -188,6 +190,6 @@ def test_steps_wait_for_calls_of_their_own() -> None:
     assert progress.throttled
     [second] = progress.answered(first, [text("A", "y")], True).starts
     progress.answered(many, None, True)
-    assert ends(progress) == (False, False)
+    assert not is_over(progress)
     progress.answered(second, [text("B", "y")], True)
-    assert ends(progress) == (True, False)
+    assert is_over(progress)

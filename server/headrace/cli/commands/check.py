@@ -5,7 +5,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any
@@ -13,10 +13,13 @@ from typing import Any
 import orjson
 from google.protobuf import text_format
 
-from headrace.core.errors import RepositoryError
+from headrace.core.errors import LoadFailed, RepositoryError
+from headrace.core.model_spec import Used
+from headrace.core.signature import Signature
 from headrace.engine.chain import load_stages
+from headrace.engine.composition import lacks, with_signatures
 from headrace.engine.loading import LoadedInstance, load
-from headrace.engine.opening import LoadOptions, open_model
+from headrace.engine.opening import LoadOptions, Opened, open_model
 from headrace.observability.logs import Logs, LogSettings
 from headrace.placement.backend import Backend, BackendContext, close_backends, load_backends
 from headrace.placement.choice import AutoChoice
@@ -48,7 +51,7 @@ def check_models(given: argparse.Namespace, settings: Settings) -> int:
     )
     context = BackendContext(trust_model_code=settings.trust_model_code, tritons=settings.tritons)
     with _running(load_backends(context)) as known:
-        reports = [_check(source, known, options) for source in sources]
+        reports = _check_all(sources, known, options)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if given.json:
@@ -79,9 +82,39 @@ def _running(known: Mapping[str, Backend]) -> Iterator[Mapping[str, Backend]]:
         loop.close()
 
 
+def _check_all(
+    sources: Sequence[ModelSource], known: Mapping[str, Backend], options: LoadOptions
+) -> list[dict[str, Any]]:
+    """A report on each model, those that others run before these."""
+    reports: dict[int, dict[str, Any]] = {}
+    signatures: dict[Used, Signature] = {}
+    names = {source.name: place for place, source in enumerate(sources)}
+
+    def check(place: int, above: tuple[int, ...] = ()) -> None:
+        def before(opened: Opened) -> Opened:
+            for name, _ in opened.uses:
+                if names.get(name, place) not in (*reports, *above, place):
+                    check(names[name], (*above, place))
+            if missing := [one for one in opened.uses if one not in signatures]:
+                raise LoadFailed(lacks(opened.source.name, missing[0]))
+            return with_signatures(opened, {one: signatures[one] for one in opened.uses})
+
+        reports[place] = _check(sources[place], known, options, before, signatures)
+
+    for place in range(len(sources)):
+        if place not in reports:
+            check(place)
+    return [reports[place] for place in range(len(sources))]
+
+
 def _check(
-    source: ModelSource, known: Mapping[str, Backend], options: LoadOptions
+    source: ModelSource,
+    known: Mapping[str, Backend],
+    options: LoadOptions,
+    before: Callable[[Opened], Opened],
+    signatures: dict[Used, Signature],
 ) -> dict[str, Any]:
+    """A report on one model; `before` is called for one that runs others, before it is loaded."""
     report: dict[str, Any] = {"model": source.name, "ok": False, "versions": [], "warnings": []}
     if source.duplicate:
         return report | {"error": "model appears in two or more repositories"}
@@ -90,9 +123,12 @@ def _check(
     try:
         opened = open_model(source, known, options)
         report["warnings"] += opened.warnings
+        if opened.uses:
+            opened = before(opened)
         for version in opened.versions:
             loaded = load(opened, version, options)
             report["versions"].append(version)
+            signatures[source.name, str(version)] = signatures[source.name, ""] = loaded.signature
             report["warnings"] += [w for w in loaded.warnings if w not in report["warnings"]]
             report["instances"] = [f"{i.name}: {_kind(i)}" for i in loaded.instances]
             report["config"] = to_json(loaded.config)

@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 
 CLOSED = "closed its socket"
 _REST_SECS = 10.0  # without large batches after which a slot's files release their memory
+_MOST_TOGETHER = 32  # frames sent together
 _PENDING = 4  # files that may arrive before their frames
 Take = Callable[[Header[FrameKind], bytes, Buffer], None]
 
@@ -84,6 +85,7 @@ class WorkerSocket:
         self._later: Iterator[Received] | None = None  # frames left for the next turn of the loop
         self._files = BatchFiles(ANSWERS)
         self._unsent: deque[tuple[memoryview, int]] = deque()
+        self._together: list[bytes] = []  # frames that are sent at the end of the loop's turn
         self._resting: asyncio.TimerHandle | None = None
 
     @property
@@ -106,6 +108,7 @@ class WorkerSocket:
     def detach(self) -> None:
         """Detach from the event loop; frames that arrive wait for the next one."""
         self.give_up()
+        self._write_together()
         self._stop_resting()
         if self._loop is not None:
             self._loop.remove_writer(self.sock)
@@ -187,10 +190,27 @@ class WorkerSocket:
     ) -> None:
         """Send a frame whose data, of the sizes in its meta, belongs to no slot.
 
-        Raises `OSError` without enough memory.
+        Small ones of one turn of the event loop are sent together at its end: a worker that waits
+        for several is woken once, which takes 3 times less than for each. Raises `OSError` without
+        enough memory.
         """
         told, pieces, size = told_frame(kind, document, blocks)
-        self._write(told, write_file(pieces, size) if size else -1)
+        if size or self._loop is None:
+            descriptor = write_file(pieces, size) if size else -1
+            self._write_together()
+            self._write(told, descriptor)
+            return
+        self._together.append(told)
+        if len(self._together) == 1:
+            self._loop.call_soon(self._write_together)
+        elif len(self._together) >= _MOST_TOGETHER:
+            self._write_together()
+
+    def _write_together(self) -> None:
+        """Send the small frames of this turn of the event loop."""
+        if self._together:
+            data, self._together = b"".join(self._together), []
+            self._write(data, -1)
 
     def _write(self, data: bytes | memoryview, descriptor: int) -> None:
         """Send or queue a frame, with an open file, which is closed afterwards."""

@@ -1,62 +1,57 @@
 """The progress of one request through an ensemble: what may start, and what is complete.
 
 A pure state machine: events in, moves out. A step starts once, in each scope of its domain, when
-the tensors that it needs are there; those of optional inputs that the request lacks are not waited
-for. The request has the first scope; each response of a decoupled step opens one below that of the
-step. Tensors of a scope are seen by all those below it.
+its tensors are there. The request has the first scope; each response of a decoupled step opens one
+below that of the step. Tensors of a scope are seen by all those below it.
+
+A tensor that its step has not given, or an optional input that the request lacks, is absent: steps
+run without it, as in Triton, and their models refuse that if they need it.
 
 Each scope of the plan's domain gives one response, in the order in which the scopes were opened,
-with all wanted outputs, or, if nothing is left that could produce the others, with those that there
-are. Without any it gives none; the request itself is stuck then.
+with the wanted outputs that are not absent. Below the request's one without any gives none.
 
 Invariant: `_under_way` counts the calls that were started, or wait in `_waiting` for others of
 their step, and have not ended.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
+from headrace.core.datatypes import Datatype
 from headrace.core.signature import reshaped
 from headrace.core.tensors import Tensor
 from headrace.plugins.ensembles.graph import Domain, EnsembleStep, Graph
+
+_UNKNOWN = Tensor("", Datatype.BOOL, np.zeros(0, bool))  # not there yet
 
 
 class Scope:
     """A set of tensors: those of the request, or of one response of a decoupled step.
 
-    `begun` are the steps that were started in it, `running` counts those not decoupled that have
-    not ended, `open` what keeps it: decoupled steps in it, and scopes below it.
+    `tensors` are None where absent. `begun` are the steps that were started in it; `open` counts
+    those that have not ended, and the scopes below it.
     """
 
-    __slots__ = ("above", "begun", "domain", "open", "running", "tensors")
+    __slots__ = ("above", "begun", "domain", "open", "tensors")
 
     def __init__(self, domain: Domain, above: "Scope | None") -> None:
         self.domain = domain
         self.above = above
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor | None] = {}
         self.begun: set[int] = set()
-        self.running = 0
         self.open = 0
 
     def get(self, name: str) -> Tensor | None:
-        """A tensor of this scope or one above it."""
+        """A tensor of this scope or one above it; None if it is absent, or `_UNKNOWN`."""
         scope: Scope | None = self
         while scope is not None:
-            if (found := scope.tensors.get(name)) is not None:
-                return found
+            if name in scope.tensors:
+                return scope.tensors[name]
             scope = scope.above
-        return None
-
-    @property
-    def settled(self) -> bool:
-        """True if no further tensor is going to appear in it."""
-        scope: Scope | None = self
-        while scope is not None:
-            if scope.running:
-                return False
-            scope = scope.above
-        return True
+        return _UNKNOWN
 
     def is_below(self, other: "Scope") -> bool:
         """True if it is the other one, or sees its tensors."""
@@ -82,25 +77,20 @@ class Moves(NamedTuple):
 
 
 class EnsembleProgress:
-    """The state of one request.
-
-    `over` is true once nothing is left to be done, `stuck` if an output will never be there.
-    """
+    """The state of one request; `over` is true once nothing is left to be done."""
 
     __slots__ = (
-        "_absent", "_calls", "_graph", "_lines", "_plan", "_scopes", "_under_way", "_waiting",
-        "over", "stuck",
+        "_calls", "_graph", "_lines", "_plan", "_scopes", "_under_way", "_waiting", "over",
     )  # fmt: skip
 
     def __init__(self, graph: Graph, outputs: tuple[str, ...]) -> None:
-        self.over = self.stuck = False
+        self.over = False
         self._graph = graph
         self._plan = graph.plan(outputs)
-        self._absent: set[str] = set()
         self._scopes: list[Scope] = []  # those below the request's
         self._lines: deque[Scope] = deque()  # of the plan's domain, without their response
         self._under_way = 0
-        self._calls: Counter[int] = Counter()  # by step, if their number is limited
+        self._calls: dict[int, int] = {}  # by step, if their number is limited
         self._waiting: deque[Start] = deque()
 
     @property
@@ -121,13 +111,13 @@ class EnsembleProgress:
         signature = self._graph.signature
         for spec in signature.inputs:
             if spec.name not in inputs:
-                self._absent.add(spec.name)
+                scope.tensors[spec.name] = None
             elif spec.reshape is not None:
                 given = inputs[spec.name]
                 array = reshaped(given.array, spec, signature.batches, to_model=True)
                 scope.tensors[spec.name] = given._replace(array=array)
         moves = Moves([], [])
-        self._try(scope, [*inputs, *self._absent], moves.starts)
+        self._try(scope, list(scope.tensors), moves.starts)
         self._collect(moves.responses)
         return moves
 
@@ -144,16 +134,13 @@ class EnsembleProgress:
                 self._scopes.append(to)
                 if to.domain == self._plan.domain:
                     self._lines.append(to)
-            names = step.outputs
-            found = {names[tensor.name]: tensor for tensor in outputs if tensor.name in names}
+            given = {tensor.name: tensor for tensor in outputs}
+            found = {tensor: given.get(name) for name, tensor in step.outputs.items()}
             to.tensors.update(found)
             self._try(to, found, moves.starts)
         if final:
             self._under_way -= 1
-            if decoupled:
-                scope.open -= 1
-            else:
-                scope.running -= 1
+            scope.open -= 1
             if self._graph.most:
                 self._calls[step.number] -= 1
                 self._go_on(moves.starts)
@@ -184,22 +171,19 @@ class EnsembleProgress:
         tensors: dict[str, Tensor] = {}
         for name, tensor in step.inputs.items():
             found = scope.get(tensor)
+            if found is _UNKNOWN:
+                return
             if found is not None:
                 tensors[name] = graph.fitted(number, name, found)
-            elif tensor not in self._absent:
-                return
         scope.begun.add(number)
         self._under_way += 1
-        if number in graph.decoupled:
-            scope.open += 1
-        else:
-            scope.running += 1
+        scope.open += 1
         start = Start(step, scope, tensors)
         if graph.most:
-            if self._calls[number] >= graph.most:
+            if self._calls.get(number, 0) >= graph.most:
                 self._waiting.append(start)
                 return
-            self._calls[number] += 1
+            self._calls[number] = self._calls.get(number, 0) + 1
         starts.append(start)
 
     def _go_on(self, starts: list[Start]) -> None:
@@ -212,43 +196,26 @@ class EnsembleProgress:
                 starts.append(start)
 
     def _collect(self, responses: list[list[Tensor]]) -> None:
-        """Give the responses that are complete, or never will be."""
-        lines, graph = self._lines, self._graph
+        """Give the responses whose outputs are all known."""
+        lines, graph, outputs = self._lines, self._graph, self._plan.outputs
         while lines:
             scope = lines[0]
-            found = [
-                graph.fitted(-1, name, tensor)
-                for name in self._plan.outputs
-                if (tensor := scope.get(name)) is not None
-            ]
-            if len(found) < len(self._plan.outputs):
-                if not scope.settled:
-                    return
-                if scope.above is None:
-                    self.stuck = self.over = True
-                    return
-                if not self._has_own(scope):
-                    found = []
+            found = [scope.get(name) for name in outputs]
+            if any(tensor is _UNKNOWN for tensor in found):
+                return
             lines.popleft()
-            if found:
-                responses.append(found)
+            named = zip(outputs, found, strict=True)
+            given = [graph.fitted(-1, name, one) for name, one in named if one is not None]
+            if given or scope.above is None:
+                responses.append(given)
             self._close(scope)
         self.over = not (self._plan.domain and self._under_way)
-
-    def _has_own(self, scope: Scope) -> bool:
-        """True if a wanted output is not the request's alone."""
-        inner: Scope | None = scope
-        while inner is not None and inner.above is not None:
-            if any(name in inner.tensors for name in self._plan.outputs):
-                return True
-            inner = inner.above
-        return False
 
     def _close(self, scope: Scope) -> None:
         """Drop scopes, from this one upwards, in which nothing is going to happen any more."""
         while (above := scope.above) is not None:
             planned = self._plan.sizes.get(scope.domain, 0)
-            if scope.running or scope.open or len(scope.begun) < planned or scope in self._lines:
+            if scope.open or len(scope.begun) < planned or scope in self._lines:
                 return
             if scope not in self._scopes:
                 return

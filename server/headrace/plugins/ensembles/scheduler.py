@@ -13,7 +13,15 @@ from collections.abc import Callable
 from copy import copy
 from time import monotonic_ns
 
-from headrace.core.call import NO_OPTIONS, Call, CallOptions, InferResponse, Owner, Timing
+from headrace.core.call import (
+    NO_OPTIONS,
+    NOBODY,
+    Call,
+    CallOptions,
+    InferResponse,
+    Owner,
+    Timing,
+)
 from headrace.core.errors import Cancelled, ExecutionFailed, QueueTimeout, ServerError, is_fault
 from headrace.core.limits import ModelLoad
 from headrace.observability.statistics import StepCounts, VersionStatistics
@@ -24,10 +32,6 @@ from headrace.protocol.status import INTERNAL_TEXT
 from headrace.scheduling.batch import Part
 
 log = logging.getLogger(__name__)
-
-_STUCK = (  # Triton's words
-    "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
-)
 
 
 class EnsembleScheduler:
@@ -178,7 +182,11 @@ class EnsembleRun(Owner):
             self._end()
             told = self._told(error)
             self._count_failure(told)
-            raise told from None
+            self._let_go()
+            try:
+                raise told from None
+            finally:
+                del told  # it refers to this frame
         if self._early:
             self.scheduler.soon(self._pass_early)
         else:
@@ -189,6 +197,7 @@ class EnsembleRun(Owner):
         if not self._over:
             self._end()
             self.scheduler.statistics.request_failed("CANCELED", monotonic_ns() - call.arrived)
+            self._let_go()
 
     def hold(self, call: Call, held: bool) -> None:
         """Implements `Owner.hold`: pauses, or resumes, the steps with many responses."""
@@ -247,10 +256,9 @@ class EnsembleRun(Owner):
                 return
             self._start(start)
         if self._progress.over and not self._over:
-            if self._progress.stuck:
-                raise ExecutionFailed(_STUCK)
             self._complete()
             self.call.pass_end()
+            self._let_go()
 
     def _start(self, start: Start) -> None:
         options = self.call.options
@@ -296,16 +304,20 @@ class EnsembleRun(Owner):
         response = part.response_to(signature, scheduler.version, call, timing)
         if final:
             self._complete()
-        if self._early is None:
-            call.pass_response(response, final)
-        else:
+        if self._early is not None:
             self._early.append((response, final))
+            return
+        call.pass_response(response, final)
+        if final:
+            self._let_go()
 
     def _pass_early(self) -> None:
         """Pass on what came before the call had been submitted."""
         early, self._early = self._early, None
         for response, final in early or ():
             self.call.pass_response(response, final)
+        if self._over:
+            self._let_go()
 
     def _complete(self) -> None:
         """Count the request as answered."""
@@ -321,6 +333,7 @@ class EnsembleRun(Owner):
         told = self._told(error)
         self._count_failure(told)
         self.call.pass_end(told)
+        self._let_go()
 
     def _told(self, error: ServerError) -> ServerError:
         """The error of a step for the request's client, in Triton's words."""
@@ -333,6 +346,13 @@ class EnsembleRun(Owner):
         took = monotonic_ns() - self.call.arrived
         fault = is_fault(error, self.call.started)
         self.scheduler.statistics.request_failed(reason, took, fault)
+
+    def _let_go(self) -> None:
+        """Forget the request, which has been answered: it has the tensors of its steps."""
+        call = self.call
+        call.execution = None
+        if call.owner is self:
+            call.owner = NOBODY
 
     def _end(self) -> None:
         """End the request, and with it the steps that are under way."""
