@@ -12,7 +12,7 @@ def test_server_metadata(caller: Client) -> None:
     metadata = caller.server_metadata()
     assert (metadata.name, metadata.version) == ("headrace", __version__)
     assert list(metadata.extensions) == [
-        "classification", "model_repository", "model_repository(unload_dependents)",
+        "classification", "sequence", "model_repository", "model_repository(unload_dependents)",
         "schedule_policy", "model_configuration", "system_shared_memory", "cuda_shared_memory",
         "binary_tensor_data", "parameters", "statistics", "trace", "logging",
     ]  # fmt: skip

@@ -17,6 +17,7 @@ from headrace.core.plugins import OWN, PARTS, OptionalPart, PluginGroup, all_plu
 from headrace.doors import clients, server
 from headrace.doors.door import DOORS
 from headrace.doors.http.app import PAGES
+from headrace.engine import sequencing
 from headrace.engine.chain import STAGES
 from headrace.placement.backend import BACKENDS
 from headrace.placement.local.onnx import OnnxBackend
@@ -45,6 +46,7 @@ from headrace.plugins.loaders import backend as loaders
 from headrace.plugins.nvml import Nvml
 from headrace.plugins.on_request import OnRequest
 from headrace.plugins.run import command as run
+from headrace.plugins.sequences import SequenceBatching
 from headrace.plugins.stores.database import database_store
 from headrace.plugins.stores.objects import object_store
 from headrace.plugins.stores.signatures import required, signed
@@ -144,6 +146,7 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
         part(protocols.UPSTREAM_MEMORY)(sharing_clients),
         part(python_backend.FUNCTIONS)(functions.load),
         part(python_backend.IN_PROCESS_MODELS)(LoadedInProcess),
+        part(sequencing.SEQUENCES)(SequenceBatching),
         part(server.FRONT_ENDS)(Supervisor),
         part(upstreams.TRITON_SERVERS)(TritonServers),
     }

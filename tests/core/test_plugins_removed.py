@@ -111,6 +111,12 @@ MODELS: Mapping[str, tuple[Callable[[Path], object], str]] = {
         lambda root: write_model(root, "needy", b"{}", 'backend: "xgboost"', filename="model.json"),
         "'xgboost' is not a backend of this server",
     ),
+    "sequences": (
+        lambda root: write_model(
+            root, "needy", identity(), "max_batch_size: 4 sequence_batching { }"
+        ),
+        "without its part 'sequences'",
+    ),
     "traffic": (
         lambda root: write_model(root, "needy", identity(), in_config({"traffic": "{}"})),
         r"parameters\['traffic'\]: this server was installed without its stage 'traffic'",
@@ -238,6 +244,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
         "test_openapi", "test_http::test_a_404_names_the_nearest_route",
         "test_header_rules::test_protocol_descriptions_are_unrestricted",
     ],
+    "sequences": ["test_sequences"],
     "traces": ["test_opentelemetry", "test_remote_forwarding", "test_trace"],
     "traffic": [
         "test_run_once", "test_traffic", "test_browsers::test_allowed_pages_change_something",

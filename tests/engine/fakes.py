@@ -33,6 +33,7 @@ class FakeVersion:
     stalled: Sequence[object] = ()
     ready: bool = True
     workers: None = None
+    sequences: None = None
     memory_bytes: int = 0
     instances: Sequence[object] = ()
     endpoints: Sequence[object] = ()

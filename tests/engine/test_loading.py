@@ -83,9 +83,9 @@ def opened_python(root: Path, options: LoadOptions = OPTIONS) -> Opened:
             " must be one of REJECT, DELAY, got 7",
         ),
         (
-            "max_batch_size: 4\nsequence_batching { }",
-            "m/config.pbtxt:2: sequence_batching: is not supported by this server, and serving"
-            " without it would give wrong answers; models with sequences can run on other servers",
+            "max_batch_size: 4\nsequence_batching { oldest { } }",
+            "m/config.pbtxt:2: sequence_batching.oldest.max_candidate_sequences: must be at least"
+            " 1, got 0",
         ),
     ],
 )

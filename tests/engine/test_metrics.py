@@ -49,7 +49,7 @@ GAUGES = {
     "headrace_admitted_requests_limit", "headrace_admitted_bytes_limit",
     "headrace_incoming_requests", "headrace_unread_answer_bytes", "headrace_connections",
     "headrace_connections_limit", "headrace_workers", "headrace_workers_running",
-    "headrace_worker_resident_bytes",
+    "headrace_worker_resident_bytes", "headrace_sequences", "headrace_sequences_backlog",
 }  # fmt: skip
 HISTOGRAMS = {
     "headrace_queue_duration_seconds", "headrace_batch_wait_duration_seconds",
@@ -167,6 +167,8 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[FakeVersio
         **dict.fromkeys(GAUGES, "gauge"),
         **dict.fromkeys(HISTOGRAMS, "histogram"),
         "headrace_batch_closed_total": "counter",
+        "headrace_sequences_restarted_total": "counter",
+        "headrace_sequences_ended_total": "counter",
         "headrace_overload_refusals_total": "counter",
         "headrace_overloaded_total": "counter",
         "headrace_server_info": "gauge",

@@ -164,6 +164,27 @@ def mixed() -> bytes:
     )
 
 
+def running_sum() -> bytes:
+    """SUM = X + STATE, which it gives as STATE_OUT, too; BEGAN = START, one number for each row."""
+    return _model(
+        [
+            helper.make_node("Add", ["X", "STATE"], ["SUM"]),
+            helper.make_node("Identity", ["SUM"], ["STATE_OUT"]),
+            helper.make_node("Identity", ["START"], ["BEGAN"]),
+        ],
+        [
+            _info("X", TensorProto.FLOAT, (ROWS, "width")),
+            _info("STATE", TensorProto.FLOAT, (ROWS, "width")),
+            _info("START", TensorProto.FLOAT, (ROWS,)),
+        ],
+        [
+            _info("SUM", TensorProto.FLOAT, (ROWS, "width")),
+            _info("STATE_OUT", TensorProto.FLOAT, (ROWS, "width")),
+            _info("BEGAN", TensorProto.FLOAT, (ROWS,)),
+        ],
+    )
+
+
 def bf16_and_others() -> bytes:
     """HALF_OUT = HALF of BF16, WHOLE_OUT = WHOLE of INT64, TEXT_OUT = the decimals of WHOLE."""
     return _model(

@@ -402,9 +402,13 @@ Done = Callable[[Exception | None], None]
 
 
 class Stage:
-    """The part of a chain's stage that transforms or observes the responses to one call."""
+    """The part of a chain's stage that transforms or observes the responses to one call.
+
+    A `passive` one observes the end of the call alone: then its response may be taken from a batch.
+    """
 
     __slots__ = ()
+    passive = False
 
     def transform(
         self,
@@ -446,10 +450,11 @@ class Stages:
     has ended or was cancelled, nothing is passed on.
     """
 
-    __slots__ = ("_behind", "_over", "_stages", "_work")
+    __slots__ = ("_behind", "_over", "_passive", "_stages", "_work")
 
     def __init__(self) -> None:
         self._stages: tuple[Stage, ...] = ()
+        self._passive = True
         self._work: Owner | None = None
         self._behind: deque[Callable[[], None]] = deque()
         self._over = False
@@ -457,6 +462,7 @@ class Stages:
     def add(self, stage: Stage) -> None:
         """Add a stage; responses pass it first."""
         self._stages = (stage, *self._stages)
+        self._passive = self._passive and stage.passive
 
     def remove(self, stage: Stage) -> None:
         self._stages = tuple(one for one in self._stages if one is not stage)
@@ -475,6 +481,17 @@ class Stages:
             self._behind.append(partial(self.respond, call, response, final))
         elif not self._over:
             self._pass_on(call, response, final, 0)
+
+    def respond_from(self, call: Call, batch: "Computed") -> None:
+        """Pass the only response on, as a part of `batch` if all stages are passive."""
+        if not self._passive or self._over:
+            self.respond(call, batch.response(call), True)
+            return
+        self._over = True
+        try:
+            call.respond_from(batch)
+        finally:
+            self._close(call)
 
     def end(self, call: Call, error: ServerError | None, refused: bool) -> None:
         """Pass on the end of a call, or queue it behind the response being transformed."""

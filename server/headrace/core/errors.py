@@ -24,6 +24,7 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
              └─ ExecutionFailed      the backend failed, or its outputs break the signature
                  ├─ ResponseTooLarge  its response has more bytes than it may
                  ├─ WorkerDied       the worker process died while executing it
+                 │   └─ SequenceLost  and with it the state of its sequence
                  ├─ ExecutionTimeout  it exceeded the model's execution limit
                  ├─ RemoteUnavailable  the upstream reports that it, or the model, is unavailable
                  ├─ RemoteLost       the connection to the upstream was lost
@@ -187,6 +188,10 @@ class ResponseTooLarge(ExecutionFailed):
 
 class WorkerDied(ExecutionFailed):
     """The worker process died while executing the request."""
+
+
+class SequenceLost(WorkerDied):
+    """The worker process with the state of the request's sequence, to be begun again, has ended."""
 
 
 class ExecutionTimeout(ExecutionFailed):

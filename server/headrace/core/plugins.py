@@ -110,6 +110,7 @@ PARTS: Mapping[str, str] = {
     "on_request": "headrace.plugins.on_request:OnRequest",
     "poll": "headrace.plugins.following:Follower",
     "reload": "headrace.plugins.following:Reloader",
+    "sequences": "headrace.plugins.sequences:SequenceBatching",
     "sign": "headrace.plugins.stores.signatures:signed",
     "signatures": "headrace.plugins.stores.signatures:required",
     "traces": "headrace.plugins.traces:trace_sink",

@@ -42,7 +42,8 @@ class Signature:
     parameters that it reads, None if it may read any. A request may have the rows of `parts`
     batches; more than one means that requests are divided. `limit` names what sets the batch size,
     for messages. Unless `strict_outputs`, outputs may have other datatypes and row shapes than
-    declared, and with `any_rows` another number of rows than the inputs.
+    declared, and with `any_rows` another number of rows than the inputs. Requests to a `stateful`
+    model change its state, so that none is run twice.
     """
 
     model: str
@@ -55,6 +56,7 @@ class Signature:
     limit: str = "the max_batch_size of its configuration"
     strict_outputs: bool = True
     any_rows: bool = False
+    stateful: bool = False
     texts: tuple[str, ...] = field(init=False, repr=False, compare=False)  # inputs of BYTES
     _inputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _outputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)

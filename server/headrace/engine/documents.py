@@ -17,6 +17,7 @@ from headrace.protocol.pb import grpc_service_pb2 as pb
 # specifications.
 EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",

@@ -32,6 +32,7 @@ from headrace.core.signature import Signature, difference
 from headrace.core.tensors import Array
 from headrace.engine.chain import Compose, StageModel
 from headrace.engine.opening import LoadOptions, Opened, stage_explained
+from headrace.engine.sequencing import SequencePlan, sequencing
 from headrace.observability.machine import GrowthMeter
 from headrace.placement.choice import IN_PROCESS, AutoChoice, InstanceKind
 from headrace.placement.cores import threads_for
@@ -108,7 +109,8 @@ class LoadedVersion:
     """Everything that the engine needs to serve a version.
 
     `signature` is what clients see, `given` what the model is given: stages make calls for the one
-    of calls for the other, such as batches of a call that has more rows than one.
+    of calls for the other, such as batches of a call that has more rows than one. A model of this
+    server that has sequences has a plan for them.
     """
 
     origin: Origin
@@ -124,6 +126,7 @@ class LoadedVersion:
     backends: Backends | None = None
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
     stages: tuple[Compose, ...] = ()
+    sequences: SequencePlan | None = None
 
 
 def _model_warnings(opened: Opened, model: Servable, config: ModelConfig) -> Iterator[str]:
@@ -149,7 +152,10 @@ def complete(opened: Opened, model: Servable, options: LoadOptions) -> ModelConf
     file = opened.file
     with opened.options_explained():
         config = model.completed(opened.config, options.auto_complete)
-    inputs, outputs = model.inputs, model.outputs
+    sequences = sequencing(config, opened.backend)
+    hidden = frozenset() if sequences is None else sequences.names
+    inputs = [info for info in model.inputs if info.name not in hidden]
+    outputs = [info for info in model.outputs if info.name not in hidden]
     if options.auto_complete and not model.traits.declared_by_code:
         most = model.traits.max_rows
         rows = options.default_max_batch_size if most is None else most
@@ -160,8 +166,21 @@ def complete(opened: Opened, model: Servable, options: LoadOptions) -> ModelConf
         raise InvalidConfig(f"{file.name}: no output is a tensor of the protocol: {types}")
     refuse(file, validation.tensor_problems(config, inputs, outputs))
     if not model.traits.declared_by_code:
-        refuse(file, validation.model_problems(config, *model.reported(config)))
+        given = _given_config(config, opened, model)
+        refuse(file, validation.model_problems(given, *model.reported(config)))
     return config
+
+
+def _given_config(config: ModelConfig, opened: Opened, model: Servable) -> ModelConfig:
+    """The complete configuration with all tensors that the model is given, and gives."""
+    sequences = sequencing(config, opened.backend)
+    return config if sequences is None else sequences.given(model.inputs)
+
+
+def _given(config: ModelConfig, opened: Opened, model: Servable) -> Signature:
+    """The signature of what the model is given, and gives."""
+    given = reading.signature(_given_config(config, opened, model))
+    return replace(given, stateful=sequencing(config, opened.backend) is not None)
 
 
 def _divided(
@@ -224,14 +243,19 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
                     model = _load(opened, replace(first_spec, threads=threads))
                     loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
                     first_threads = threads
-            given = reading.signature(config)
-            signature = _divided(given, opened, model, config)
+            given = _given(config, opened, model)
+            sequences = sequencing(config, opened.backend)
+            shown = given if sequences is None else reading.signature(config)
+            signature = _divided(shown, opened, model, config)
             if not model.traits.reads_parameters:
                 signature = replace(signature, parameters=frozenset())
             with opened.options_explained():
                 scheduling = reading.scheduling_policy(
                     config, options.overload_delay_ms, options.fair_share
                 )
+                plan = None if sequences is None else sequences.plan(opened.source.path)
+                if plan is not None:
+                    scheduling = plan.scheduling(scheduling)
             limits = _limits(opened, config, options)
             stages = _stages(opened, config, signature, version, options)
             labels, problems = read_labels(opened.source.path, config)
@@ -258,7 +282,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     lease = opened.source.lease
     return LoadedVersion(
         origin, config, signature, given, scheduling, labels, loaded, warnings, seconds, lease,
-        limits=limits, stages=stages,
+        limits=limits, stages=stages, sequences=plan,
     )  # fmt: skip
 
 
@@ -275,12 +299,11 @@ def load_instances(
     `config` is complete, `inline` is true if the existing instances run on the event loop.
     """
     threads = 1 if inline else threads_for(len(reading.placements(config)), options.cores)
-    samples = read_samples(opened.file, config, reading.signature(config), opened.source.path)
     loaded: list[LoadedInstance] = []
     with _closed_on_error(loaded):
         for placement in placements:
             spec = _spec(opened.source, config, version, placement, threads, options)
-            loaded.append(_load_copy(opened, spec, config, placement, samples, options))
+            loaded.append(_load_copy(opened, spec, config, placement, None, options))
     return loaded
 
 
@@ -289,14 +312,17 @@ def _load_copy(
     spec: LoadSpec,
     config: ModelConfig,
     placement: reading.WantedInstance,
-    samples: Sequence[Sample],
+    samples: Sequence[Sample] | None,
     options: LoadOptions,
 ) -> LoadedInstance:
-    """Load an instance of a model whose configuration is complete."""
-    given, wanted = reading.signature(config), reading.execution(config)
+    """Load an instance of a model whose configuration is complete; reads `samples` if None."""
+    wanted = reading.execution(config)
     with _footprint(opened, spec, wanted, options) as taken:
         copy = _load(opened, spec)
         try:
+            given = _given(config, opened, copy)
+            if samples is None:
+                samples = read_samples(opened.file, config, given, opened.source.path)
             _begin(opened, copy, config, given, options)
             kind = copy.kind(wanted, given, spec.device)
             copy.warm_up(given, spec.version, samples)
@@ -372,7 +398,7 @@ def _begin(
     opened: Opened, model: Servable, config: ModelConfig, given: Signature, options: LoadOptions
 ) -> None:
     """Start a loaded model with its complete configuration; raises `RepositoryError`."""
-    batches = completion.batches(config)
+    batches = completion.batches(config) or (given.stateful and given.batches)
     with opened.options_explained():
         model.begin(config, given, batches, options.host)
 

@@ -48,6 +48,7 @@ from headrace.observability.statistics import (
     NativeBuckets,
     Quantiles,
     Reading,
+    SequenceSeries,
     Sourced,
     VersionStatistics,
     WorkerSeries,
@@ -117,6 +118,8 @@ class ServerCollector:
         yield from collected(GPU_MEMORY_FAMILIES, gpu_memory, optional=True)
         workers = [(own, found) for own, report in labelled if (found := report.workers)]
         yield from collected(WORKER_FAMILIES, workers)
+        sequences = [(own, series) for own, report in labelled if (series := report.sequences)]
+        yield from collected(SEQUENCE_FAMILIES, sequences)
         yield from collected(
             ENDPOINT_FAMILIES,
             [({**own, "endpoint": each.name}, each) for own, r in labelled for each in r.endpoints],
@@ -422,6 +425,16 @@ WORKER_FAMILIES: tuple[Family[WorkerSeries], ...] = (
            "Worker processes replaced while they were well", ("reason",)),
     Family("headrace_quarantined_requests_total", "counter", lambda w: w.quarantined,
            "Requests refused because workers died of their input"),
+)  # fmt: skip
+SEQUENCE_FAMILIES: tuple[Family[SequenceSeries], ...] = (
+    Family("headrace_sequences", "gauge", lambda s: s.seated,
+           "Sequences with their state on an instance"),
+    Family("headrace_sequences_backlog", "gauge", lambda s: s.backlog,
+           "Sequences that wait for an instance with room for their state"),
+    Family("headrace_sequences_restarted_total", "counter", lambda s: s.restarted,
+           "Starts of sequences that had not ended"),
+    Family("headrace_sequences_ended_total", "counter", lambda s: s.ended,
+           "Sequences that have ended, by how they did", ("reason",)),
 )  # fmt: skip
 ENDPOINT_FAMILIES: tuple[Family[EndpointSeries], ...] = (
     Family("headrace_endpoint_requests_total", "counter", lambda e: e.counts.requests,

@@ -21,13 +21,14 @@ from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import EnvironmentOptions, IsolationOptions, Used
 from headrace.core.signature import Signature
 from headrace.engine.chain import STAGES, StagePlugin
+from headrace.engine.sequencing import sequencing
 from headrace.observability.machine import GrowthMeter
 from headrace.observability.statistics import FIRST_RESPONSE
 from headrace.placement.backend import Backend
 from headrace.placement.local.gpus import Gpus
 from headrace.placement.placement import ModelServices
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
-from headrace.repository import completion, fail_over, reading, validation
+from headrace.repository import completion, fail_over, reading, sequence_batching, validation
 from headrace.repository.catalogue import DUPLICATE
 from headrace.repository.completion import device_problems, may_use_gpus, on_devices
 from headrace.repository.config import ConfigFile, Problem, read_config, refuse
@@ -279,10 +280,8 @@ def _execution_problems(
     config: ModelConfig, backend: Backend, options: LoadOptions
 ) -> Iterator[Problem]:
     """Problems with the model's place of execution."""
-    sequences = config.WhichOneof("scheduling_choice") == "sequence_batching"
-    if sequences and backend.places_instances:
-        text = f"{validation.UNSUPPORTED}; models with sequences can run on other servers"
-        yield Problem("sequence_batching", text)
+    if sequencing(config, backend) is not None:
+        yield from sequence_batching.problems(config)
     wanted = reading.execution(config)
     for text in backend.execution_problems(config, wanted, options.in_process_python):
         yield Problem("parameters['execution']", text)

@@ -11,6 +11,7 @@ from headrace.engine.running import RunningVersion
 from headrace.observability.statistics import (
     BackendSeries,
     EndpointSeries,
+    SequenceSeries,
     VersionStatistics,
     WorkerSeries,
 )
@@ -72,6 +73,12 @@ class VersionReport:
         """The worker processes; None if there are none."""
         found = (placement.workers for placement in self._placements)
         return next((each for each in found if each is not None), None)
+
+    @property
+    def sequences(self) -> SequenceSeries | None:
+        """The sequences; None if the model has none, or has them on upstreams."""
+        own = None if self.running is None else self.running.own_sequences
+        return None if own is None else own.series
 
     @property
     def endpoints(self) -> Sequence[EndpointSeries]:

@@ -15,6 +15,7 @@ from headrace.core.errors import ServerError
 from headrace.engine.fail_over import FailOver
 from headrace.engine.loading import Change, LoadedInstance, LoadedVersion
 from headrace.engine.model_services import EngineServices
+from headrace.engine.sequencing import SequenceScheduler, SequenceStage
 from headrace.engine.shared_memory import Regions
 from headrace.observability.statistics import VersionStatistics
 from headrace.placement.placement import PlacedInstance, Placement, Surroundings
@@ -30,7 +31,8 @@ class RunningVersion:
 
     `host` is the model's interface to the server, `regions` the shared memory of clients;
     `placements` are by the rank of their backends. `fail_over` is for several backends, `sequences`
-    the stage of a model whose state is on upstreams.
+    the last stage of a model whose requests have a state, `own_sequences` the same if that is not
+    on upstreams.
     """
 
     def __init__(
@@ -55,12 +57,18 @@ class RunningVersion:
         self._account = regions.admission.model(model)
         batcher = self._batcher(version, LoopClock(loop), statistics)
         self.scheduler: Scheduler = batcher
+        self.own_sequences: SequenceScheduler | None = None
         self.fail_over: FailOver | None = None
         schedulers: Sequence[InstanceScheduler] = [batcher]
         if loaded.backends is not None:
             counts = statistics.backends
             self.fail_over = FailOver(model, loaded.backends, batcher, loop, counts)
             self.scheduler, schedulers = self.fail_over.tiers, list(self.fail_over.tiers)
+        elif loaded.sequences is not None:
+            self.own_sequences = loaded.sequences.start(
+                batcher, LoopClock(loop), statistics.request_failed
+            )
+            schedulers = [self.own_sequences]
         self._surroundings = [
             Surroundings(
                 loaded.given, one, host, loop, changed, statistics.endpoints, loaded.limits,
@@ -68,6 +76,9 @@ class RunningVersion:
             )
             for one in schedulers
         ]  # fmt: skip
+        if self.own_sequences is not None:
+            lost = self.own_sequences.lose
+            self._surroundings = [replace(one, lost=lost) for one in self._surroundings]
         self._add(loaded.instances)
         for placement in self.placements.values():
             given = self.scheduler, version, statistics, self._account
@@ -79,7 +90,8 @@ class RunningVersion:
             placement.in_sequence(self.scheduler, statistics.request_failed)
             for placement in self.placements.values()
         )
-        self.sequences = next(filter(None, stages), None)
+        remote = next(filter(None, stages), None)
+        self.sequences: SequenceStage | None = self.own_sequences or remote
 
     @property
     def instances(self) -> list[PlacedInstance]:
@@ -159,6 +171,8 @@ class RunningVersion:
             placement.close()
         if self.fail_over is not None:
             self.fail_over.stop_search()
+        if self.own_sequences is not None:
+            self.own_sequences.close()
         self.scheduler.close()
         self._account.leave()
         await asyncio.gather(*(placement.closed() for placement in self.placements.values()))

@@ -660,6 +660,19 @@ class WorkerSeries:
     quarantined: int
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceSeries:
+    """The sequences of one version, for a scrape: with a seat, and waiting for one.
+
+    `ended` counts those that have ended, by how they did, `restarted` the starts of known ones.
+    """
+
+    seated: int
+    backlog: int
+    restarted: int
+    ended: Mapping[str, int]
+
+
 # A family with its sources and their labels.
 Sourced = tuple[Family[Any], Sequence[tuple[Mapping[str, str], Any]]]
 

@@ -73,7 +73,8 @@ class Surroundings:
     `changed` is called when `healthy` or `given_up` of a placement may have changed. `host`
     provides services to models. `endpoints` are the counters of upstreams by name, `limits` those
     of executions, `ended_runs` counts terminated runs, by reason. `traces` are the
-    `headrace.placement.upstream.connection.CallTraces`, if any.
+    `headrace.placement.upstream.connection.CallTraces`, if any. `lost` is called with an instance
+    whose process has ended, and with it what the model has kept between requests.
     """
 
     signature: Signature
@@ -85,6 +86,7 @@ class Surroundings:
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
     ended_runs: Counter[str] = field(default_factory=Counter)
     traces: Any = None
+    lost: Callable[[object], None] = lambda instance: None
 
 
 class PlacedInstance(Protocol):

@@ -268,7 +268,7 @@ class LoadedInProcess(LoadedModel):
 
     def _failed(self, batch: Batch, text: str, lines: str) -> ExecutionFailed:
         """The error of a batch, which is logged unless it is run again in halves."""
-        if len(batch.calls) > 1:
+        if len(batch.calls) > 1 and not batch.signature.stateful:
             log.debug("%s; its %d requests are run again in halves", text, len(batch.calls),
                       extra=self._fields())  # fmt: skip
         else:

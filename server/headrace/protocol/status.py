@@ -40,6 +40,7 @@ from headrace.core.errors import (
     RemoteUnavailable,
     ResponseTooLarge,
     Restricted,
+    SequenceLost,
     ServerError,
     ServerExiting,
     Unauthenticated,
@@ -89,6 +90,7 @@ STATUS: dict[type[ServerError], Status] = {
     ResponseTooLarge: Status(500, 8),  # RESOURCE_EXHAUSTED
     MemoryUnavailable: Status(500, 13),
     WorkerDied: Status(500, 13),
+    SequenceLost: Status(409, 10),  # ABORTED
     ExecutionTimeout: Status(500, 13),
     RemoteUnavailable: Status(503, 14),
     RemoteLost: Status(502, 14),

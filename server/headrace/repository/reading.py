@@ -359,14 +359,27 @@ def _file_data(
 ) -> tuple[Array, ...]:
     """The data in a file for one request, or for all of them; raises `_Wrong`."""
     try:
-        raw = _content(root, name, DIRECTORY)
+        return file_arrays(root, DIRECTORY, name, datatype, shape, requests)
+    except ValueError as error:
+        raise _Wrong(".input_data_file", str(error)) from error
+
+
+def file_arrays(
+    root: Path, within: str, name: str, datatype: Datatype, shape: Shape, requests: int = 1
+) -> tuple[Array, ...]:
+    """The array in a file of the directory `within` of a model, or an array for each request.
+
+    Elements are as clients send them. Raises `ValueError`, with the file's name.
+    """
+    try:
+        raw = _content(root, name, within)
         if datatype is Datatype.BYTES:
             return _texts(raw, shape, requests)
         return _numbers(raw, datatype, shape, requests)
     except InvalidRequest as error:
-        raise _Wrong(".input_data_file", f"'{name}': {error}") from error
+        raise ValueError(f"'{name}': {error}") from error
     except (OSError, ValueError) as error:
-        raise _Wrong(".input_data_file", _unreadable(name, error)) from error
+        raise ValueError(_unreadable(name, error)) from error
 
 
 def _numbers(raw: bytes, datatype: Datatype, shape: Shape, requests: int) -> tuple[Array, ...]:

@@ -113,7 +113,6 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "strict_outputs": ("true", "false"),
     "fair_share": ("true", "false"),
 }  # fmt: skip
-UNSUPPORTED = "is not supported by this server, and serving without it would give wrong answers"
 
 
 def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:

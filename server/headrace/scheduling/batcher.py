@@ -14,7 +14,8 @@ reader of the counters for a later message is scheduled behind them.
 Invariant: while a request is queued, an instance is busy, a flush is scheduled or a timer is armed.
 
 A failed batch of several requests is run again in halves, until the failing request is alone; not
-if a worker has died of it, which would die again, nor if it took too long. A batch that an instance
+if a worker has died of it, which would die again, nor if it took too long, nor if the model is
+stateful. A batch that an instance
 returns unstarted waits for the next instance. An instance that cannot run anything for now is
 suspended.
 
@@ -313,6 +314,12 @@ class Batcher:
                 self._refuse(line, error)
         self._check_drained()
         return True
+
+    def refuse(self, target: object, error: ServerError) -> None:
+        """End the calls for `target` that have not begun."""
+        if (line := self._lines.get(target)) is not None:
+            self._refuse(line, error)
+            self._check_drained()
 
     def _refuse(self, line: _Line, error: ServerError) -> None:
         """End the calls of a line, which no instance is left to run."""
@@ -864,7 +871,11 @@ class Batcher:
                     self._end(call, error.refusal, "BACKEND", *spent, begun=batch.again)
             elif not all(call.ended for call in batch.calls):
                 self._line_of(batch.calls[0]).retries.append(batch)
-        elif len(batch.calls) == 1 or isinstance(error, WorkerDied | ExecutionTimeout):
+        elif (
+            len(batch.calls) == 1
+            or isinstance(error, WorkerDied | ExecutionTimeout)
+            or self._signature.stateful
+        ):
             for call in batch.calls:
                 self._fail(call, error, outcome, batch.rows)
         else:
@@ -896,7 +907,12 @@ class Batcher:
             )
 
     def _run_again(self, call: Call) -> None:
-        self._line_of(call).retries.append(Batch(self._signature, [call], again=True))
+        line = self._line_of(call)
+        if self._signature.stateful:  # as its model has asked for: with others, as before
+            call.started = False
+            line.queue.append(call)
+        else:
+            line.retries.append(Batch(self._signature, [call], again=True))
         self._schedule_flush()
 
     def _close_open(
@@ -951,7 +967,7 @@ class Batcher:
                     if call.stages is None:
                         call.respond_from(outcome)
                     else:
-                        call.stages.respond(call, outcome.response(call), True)
+                        call.stages.respond_from(call, outcome)
                 elif isinstance(outcome, InferResponse):
                     call.pass_response(outcome, True)
                 elif isinstance(outcome, NoResponse):

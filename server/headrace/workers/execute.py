@@ -45,13 +45,18 @@ class Executor:
         decoupled: bool,
         batches: Batches,
         session: Session,
+        stateful: bool = False,
     ) -> None:
-        """`name` is the instance's, which errors name, as in Triton."""
+        """`name` is the instance's, which errors name, as in Triton.
+
+        No request of a `stateful` model is run twice unless the model says so.
+        """
         self._link = link
         self._model = model
         self._name = name
         self._decoupled = decoupled
         self._batches = batches
+        self._stateful = stateful
         self.session = session
 
     def serve(self) -> None:
@@ -154,7 +159,7 @@ class Executor:
         self, slot: int, requests: Sequence[InferenceRequest], text: str, began: int
     ) -> Sent:
         """Fail requests that have had a response already; others may be run again, alone."""
-        several = len(requests) > 1
+        several = len(requests) > 1 and not self._stateful
         told: list[InferenceResponse | str] = []
         for request in requests:
             answering = request._answering

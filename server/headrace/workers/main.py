@@ -205,11 +205,16 @@ class Worker:
         link, decoupled = self._link, bool(document["decoupled"])
         config = json.loads(document["args"]["model_config"])
         declared = frozenset(output["name"] for output in config.get("output", ()))
+        sequences = config.get("sequence_batching")
+        if sequences is not None:
+            declared |= {state["output_name"] for state in sequences.get("state", ())}
         batches = Batches(link, decoupled, declared)
         self._session = session = Session(link, batches.add_form, declared)
         self._model = model = model_class.start(self._class, document["args"])
         name = document["instance"]
-        self._executor = executor = _kind(model)(link, model, name, decoupled, batches, session)
+        self._executor = executor = _kind(model)(
+            link, model, name, decoupled, batches, session, stateful=sequences is not None
+        )
         gc.collect()
         gc.freeze()
         keep_memory()

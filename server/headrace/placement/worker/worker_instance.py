@@ -92,6 +92,7 @@ class WorkerInstance:
         self._scheduler = version.scheduler
         self._host = version.host
         self._changed = changed
+        self._lost = version.lost
         self._begun = self._loop.time()
         self._answered = False  # the process has answered a batch
         self._restarts = RestartPolicy()
@@ -293,7 +294,7 @@ class WorkerInstance:
 
     def _report(self, batch: Batch, text: str, lines: str) -> None:
         fields = {"model": self._signature.model, "worker": self.pid}
-        if len(batch.calls) > 1:
+        if len(batch.calls) > 1 and not self._signature.stateful:
             log.debug("%s; its %d requests are run again in halves", text, len(batch.calls),
                       extra=fields)  # fmt: skip
         else:
@@ -365,6 +366,7 @@ class WorkerInstance:
                 "worker %d of %s %s", self.pid, self.name, how,
                 extra={"model": self._signature.model, "worker": self.pid},
             )  # fmt: skip
+        self._lost(self)
         self.talk.end(how, abandoned)
         for slot in self.slots:
             self._scheduler.suspend(slot)
