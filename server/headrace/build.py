@@ -25,10 +25,12 @@ from functools import partial
 from pathlib import Path
 
 from headrace import __version__
+from headrace.core.cache_options import CacheOptions
 from headrace.core.errors import LoadFailed
 from headrace.core.limits import ResidencyOptions
 from headrace.core.plugins import OptionalPart
 from headrace.engine.admission import Admission
+from headrace.engine.caching import ResponseCache
 from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.engine import Engine, EngineWatch
@@ -57,6 +59,7 @@ Loop = asyncio.AbstractEventLoop
 Sources = Sequence[ModelSource]  # the models at start
 
 AUDIT: OptionalPart[Callable[[AuditOptions], Audit]] = OptionalPart("audit")
+CACHE: OptionalPart[Callable[[CacheOptions], ResponseCache]] = OptionalPart("cache")
 CUDA_MEMORY: OptionalPart[Callable[[Callable[[], CudaDriver | None]], Open]]
 CUDA_MEMORY = OptionalPart("cuda_memory")
 NVML: OptionalPart[Callable[[], GpuReader]] = OptionalPart("nvml")
@@ -139,6 +142,7 @@ def build_engine(
         overload_delay_ms=settings.overload_delay_ms,
         fair_share=settings.fair_share,
         stages=load_stages(),
+        cache=None if (cache := settings.cache) is None else CACHE.load()(cache),
     )
     control = _control(settings)
     allowed = settings.allow_traffic_control or control.mode is ControlMode.EXPLICIT

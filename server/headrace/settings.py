@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from headrace.api.header_rules import GRPC_PREFIX, HeaderRules
 from headrace.api.operations import Category
+from headrace.core.cache_options import CacheOptions
 from headrace.core.limits import ExecutionLimits, ResidencyOptions, Shares
 from headrace.doors.grpc.options import LEVELS, GrpcOptions
 from headrace.doors.listeners import CLOSED
@@ -555,6 +556,15 @@ class Settings:
         "Share the queue of each model between clients by their quotas' weights, in rows, instead"
         " of by arrival; a model's parameter of the same name overrides this",
     )
+    cache_config: list[str] = setting(
+        [],
+        "Keep answers of models with `response_cache { enable: true }`: `local,size=` bytes of this"
+        " process, and on a Redis server, `redis,host=`, with `port=`, `user=`, `password=`, `db=`,"
+        " `tls=`, `ttl_secs=` and `timeout_ms=`; may be repeated",
+        between="\n",
+        metavar="PLACE,NAME=VALUE",
+    )
+    response_cache_byte_size: int = setting(0, "Same as `--cache-config local,size=`")
     max_connections: int = setting(
         10_000,
         "Client connections in each process that accepts them, at most 3/4 of its limit of open"
@@ -741,6 +751,11 @@ class Settings:
         )  # fmt: skip
 
     @property
+    def cache(self) -> CacheOptions | None:
+        """The places of answers; None without a response cache; raises `ValueError`."""
+        return CacheOptions.of(self.cache_config, self.response_cache_byte_size)
+
+    @property
     def environments(self) -> "EnvironmentOptions":
         """Settings of Python environments; raises `ValueError` for invalid names."""
         from headrace.core.model_spec import EnvironmentOptions, variable_names  # with numpy
@@ -895,6 +910,7 @@ class Settings:
         http, grpc = self.http_rules, self.grpc_rules
         checks: tuple[tuple[str, Callable[[], object]], ...] = (
             ("--metrics-config:", lambda: self.metrics),
+            ("--cache-config:", lambda: self.cache),
             ("--trace-config:", lambda: self.traces),
             ("--trusted-proxies:", lambda: TrustedProxies(self.trusted_proxies)),
             ("--worker-env: expected", lambda: self.environments),

@@ -26,6 +26,7 @@ from headrace.plugins import dialects, functions, grpcio, openapi, traces
 from headrace.plugins.access.command import ACCESS
 from headrace.plugins.access.file import open_access
 from headrace.plugins.audit import audit_log
+from headrace.plugins.cache import response_cache
 from headrace.plugins.cuda_memory import opener
 from headrace.plugins.environments import command as environments
 from headrace.plugins.environments.resolve import demanded
@@ -110,6 +111,7 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
 def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
     found = {
         part(build.AUDIT)(audit_log),
+        part(build.CACHE)(response_cache),
         part(build.CUDA_MEMORY)(opener),
         part(build.NVML)(Nvml),
         part(build.ON_REQUEST)(OnRequest),

@@ -120,6 +120,7 @@ MODELS: Mapping[str, tuple[Callable[[Path], object], str]] = {
 OPTIONS: Mapping[str, tuple[str, str]] = {
     "access": ("--access=access.toml", "access"),
     "audit": ("--audit-log=audit.log", "audit"),
+    "cache": ("--cache-config=local,size=1", "cache"),
     "following": ("--model-control-mode=poll", "poll"),
     "frontends": ("--frontends=1", "frontends"),
     "grpcio": ("--grpc-transport=grpcio", "grpcio"),
@@ -191,6 +192,7 @@ def test_inboxes_are_a_door(tmp_path: Path) -> None:
 OWN_CASES: Mapping[str, Sequence[str]] = {
     "access": ["test_access", "test_access_file"],
     "audit": ["test_audit"],
+    "cache": ["test_response_cache"],
     "cuda_memory": ["test_shared_memory::test_cuda_without_a_gpu"],
     "dialects": ["test_remote_tfserving"],
     "flight": ["test_flight"],

@@ -313,13 +313,13 @@ def test_fields_are_named_once_in_order() -> None:
     text = """
         name: "m"
         instance_group [ { passive: true }, { passive: true, host_policy: "x" } ]
-        response_cache { }
+        model_operations { }
         input { name: "x" allow_ragged_batch: true }
         optimization { cuda { graphs: true } graph { level: 1 } }
     """
     assert without_effect(parse_config(text, "f").config, nothing) == [
         "input.allow_ragged_batch", "instance_group.passive", "instance_group.host_policy",
-        "optimization.cuda", "response_cache",
+        "optimization.cuda", "model_operations",
     ]  # fmt: skip
 
 

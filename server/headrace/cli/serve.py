@@ -25,7 +25,6 @@ from headrace.settings import (
 _LOOP = "one event loop answers all connections"
 _NO_POOL = "messages are not pooled"
 _GPU_MEMORY = "a model's GPU memory is limited by gpu_mem_limit in its configuration"
-_NO_CACHE = "responses are not cached"
 _NO_LIMIT = "an instance runs as soon as it is free"
 _NO_DOOR = "there is no door of this kind"
 
@@ -42,9 +41,7 @@ WITHOUT_EFFECT = {
     "--min-supported-compute-capability": "CUDA_VISIBLE_DEVICES says which GPUs are used",
     "--model-load-gpu-limit": _GPU_MEMORY,
     "--enable-peer-access": "tensors do not go from one GPU to another",
-    "--cache-config": _NO_CACHE,
-    "--cache-directory": _NO_CACHE,
-    "--response-cache-byte-size": _NO_CACHE,
+    "--cache-directory": "the response cache is part of this server",
     "--rate-limit": _NO_LIMIT,
     "--rate-limit-resource": _NO_LIMIT,
     "--backend-directory": "backends are part of this server",

@@ -83,6 +83,7 @@ PARTS: Mapping[str, str] = {
     "access": "headrace.plugins.access.file:open_access",
     "audit": "headrace.plugins.audit:audit_log",
     "beam": "headrace.plugins.beam:BeamHandler",
+    "cache": "headrace.plugins.cache:response_cache",
     "cuda_memory": "headrace.plugins.cuda_memory:opener",
     "frontends": "headrace.plugins.frontends.supervisor:Supervisor",
     "functions": "headrace.plugins.functions:load",

@@ -458,6 +458,8 @@ class Engine:
     async def close(self) -> None:
         """End what backends have started, and remove uploaded files; no model is left by then."""
         await close_backends(self._backends)
+        if self.options.cache is not None:
+            await self.options.cache.close()
         self.control.close()
 
     # --- loading

@@ -30,6 +30,7 @@ from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, difference
 from headrace.core.tensors import Array
+from headrace.engine.caching import OPT_OUT, VersionCache
 from headrace.engine.chain import Compose, StageModel
 from headrace.engine.opening import LoadOptions, Opened, stage_explained
 from headrace.observability.machine import GrowthMeter
@@ -124,6 +125,7 @@ class LoadedVersion:
     backends: Backends | None = None
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
     stages: tuple[Compose, ...] = ()
+    cache: VersionCache | None = None
 
 
 def _model_warnings(opened: Opened, model: Servable, config: ModelConfig) -> Iterator[str]:
@@ -226,13 +228,15 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             given = reading.signature(config)
             signature = _divided(given, opened, model, config)
             if not model.traits.reads_parameters:
-                signature = replace(signature, parameters=frozenset())
+                own = frozenset({OPT_OUT} if _is_cached(config, options) else ())
+                signature = replace(signature, parameters=own)
             with opened.options_explained():
                 scheduling = reading.scheduling_policy(
                     config, options.overload_delay_ms, options.fair_share
                 )
             limits = _limits(opened, config, options)
             stages = _stages(opened, config, signature, version, options)
+            cache = _cache(opened, config, signature, version, options)
             labels, problems = read_labels(opened.source.path, config)
             refuse(opened.file, problems)
             samples = read_samples(opened.file, config, given, opened.source.path)
@@ -257,7 +261,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     lease = opened.source.lease
     return LoadedVersion(
         origin, config, signature, given, scheduling, labels, loaded, warnings, seconds, lease,
-        limits=limits, stages=stages,
+        limits=limits, stages=stages, cache=cache,
     )  # fmt: skip
 
 
@@ -365,6 +369,20 @@ def _stages(
         with stage_explained(name, model.name), opened.options_explained():
             found.append(plugin.compose(model))
     return tuple(stage for stage in found if stage is not None)
+
+
+def _is_cached(config: ModelConfig, options: LoadOptions) -> bool:
+    return options.cache is not None and config.response_cache.enable
+
+
+def _cache(
+    opened: Opened, config: ModelConfig, signature: Signature, version: int, options: LoadOptions
+) -> VersionCache | None:
+    """The response cache of the version, if it has one."""
+    if options.cache is None or not _is_cached(config, options):
+        return None
+    model = StageModel(signature.model, version, reading.parameters(config), signature)
+    return options.cache.version(model, opened.origins[version].content)
 
 
 def _begin(

@@ -18,6 +18,7 @@ from headrace.core.errors import (
 )
 from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import EnvironmentOptions, IsolationOptions
+from headrace.engine.caching import ResponseCache
 from headrace.engine.chain import STAGES, StagePlugin
 from headrace.observability.machine import GrowthMeter
 from headrace.observability.statistics import FIRST_RESPONSE
@@ -46,7 +47,8 @@ class LoadOptions:
     `elsewhere`, models are checked for another machine, whatever GPUs this one has. `limits` are
     those on executions, `overload_delay_ms` is that on the delay in an overloaded queue, and
     `fair_share` shares queues between clients, unless a model's configuration has its own.
-    `isolation` confines models' processes. `stages` are those of plugins, by name.
+    `isolation` confines models' processes. `stages` are those of plugins, by name. `cache`
+    keeps answers of models that are configured for it.
     """
 
     cores: int
@@ -66,6 +68,7 @@ class LoadOptions:
     overload_delay_ms: int = 0
     fair_share: bool = False
     stages: Mapping[str, StagePlugin] = field(default_factory=dict)
+    cache: ResponseCache | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,9 @@ def open_model(
         refuse(file, _execution_problems(other, backends[entry.backend], options))
     readers = list(dict.fromkeys([backend, *(backends[entry.backend] for entry, _ in further)]))
     warnings = tuple(_config_warnings(source, file, readers, versions, options.stages))
+    if config.response_cache.enable and options.cache is None and not options.elsewhere:
+        text = "has no effect: this server has no response cache (--cache-config)"
+        warnings = (*warnings, file.explain(Problem("response_cache.enable", text)))
     sums: Mapping[str, str] = {}
     if source.file is None:
         # Uploaded directories are used once: nothing needs to be cached.

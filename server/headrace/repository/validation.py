@@ -48,6 +48,7 @@ EFFECTIVE = frozenset(
         "optimization.execution_accelerators.gpu_execution_accelerator",
         "optimization.execution_accelerators.cpu_execution_accelerator", "metric_tags",
         "model_transaction_policy.decoupled", "sequence_batching", "model_warmup.name",
+        "response_cache.enable",
         "model_warmup.batch_size", "model_warmup.inputs", "model_warmup.count",
         "model_metrics.metric_control.metric_identifier.family",
         "model_metrics.metric_control.histogram_options.buckets",
@@ -165,6 +166,10 @@ def tensor_problems(
             "'on' needs a model that batches, is not decoupled and does not preserve ordering",
         )
     yield from _column_problems(config)
+    stateful = config.WhichOneof("scheduling_choice") == "sequence_batching"
+    if config.response_cache.enable and (stateful or config.model_transaction_policy.decoupled):
+        kind = "with sequences" if stateful else "that is decoupled"
+        yield Problem("response_cache.enable", f"cannot be set for a model {kind}")
 
 
 def _column_problems(config: ModelConfig) -> Iterator[Problem]:
