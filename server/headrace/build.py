@@ -35,6 +35,7 @@ from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.engine import Engine, EngineWatch
 from headrace.engine.lifecycle import Lifecycle, Loads
+from headrace.engine.limiting import RateLimiter
 from headrace.engine.model import Model, Traffic
 from headrace.engine.opening import LoadOptions
 from headrace.engine.sampling import GpuWatch, MemoryWatch
@@ -67,6 +68,7 @@ ON_REQUEST: OptionalPart[Callable[[ResidencyOptions, Mapping[str, Model], Lifecy
 ON_REQUEST = OptionalPart("on_request")
 POLL: OptionalPart[Callable[[Engine, Catalogue, Sources, float, Loop], EngineWatch]]
 POLL = OptionalPart("poll")
+RATE_LIMITER: OptionalPart[Callable[[Sequence[str]], RateLimiter]] = OptionalPart("rate_limiter")
 RELOAD: OptionalPart[Callable[[Engine, Sources, Loop], EngineWatch]] = OptionalPart("reload")
 TRACES: OptionalPart[MakeTraceSink] = OptionalPart("traces")
 TRAFFIC: OptionalPart[type[Traffic]] = OptionalPart("traffic")
@@ -127,6 +129,8 @@ def build_engine(
         settings.max_request_bytes,
     )
     gpus = Gpus(settings.pinned_memory_pool_byte_size, management=lambda: NVML.load()())
+    resources = settings.rate_limit_resource
+    limited = settings.rate_limit == "execution_count"
     options = LoadOptions(
         cores or core_limit(),
         not settings.disable_auto_complete_config,
@@ -143,6 +147,7 @@ def build_engine(
         fair_share=settings.fair_share,
         stages=load_stages(),
         cache=None if (cache := settings.cache) is None else CACHE.load()(cache),
+        limiter=RATE_LIMITER.load()(resources) if limited else None,
     )
     control = _control(settings)
     allowed = settings.allow_traffic_control or control.mode is ControlMode.EXPLICIT

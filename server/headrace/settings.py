@@ -565,6 +565,19 @@ class Settings:
         metavar="PLACE,NAME=VALUE",
     )
     response_cache_byte_size: int = setting(0, "Same as `--cache-config local,size=`")
+    rate_limit: str = setting(
+        "off",
+        "`execution_count` runs instances with a `rate_limiter` only while the resources that they"
+        " need are free; `off` ignores it",
+        choices=("off", "execution_count"),
+    )
+    rate_limit_resource: list[str] = setting(
+        [],
+        "Units of a resource of `rate_limiter`, of each device or of one; otherwise as many as the"
+        " instance that needs most",
+        between=",",
+        metavar="NAME:COUNT[:DEVICE]",
+    )
     max_connections: int = setting(
         10_000,
         "Client connections in each process that accepts them, at most 3/4 of its limit of open"

@@ -39,6 +39,7 @@ from headrace.plugins.inboxes.door import Inboxes
 from headrace.plugins.loaders import backend as loaders
 from headrace.plugins.nvml import Nvml
 from headrace.plugins.on_request import OnRequest
+from headrace.plugins.rate_limiter import rate_limiter
 from headrace.plugins.run import command as run
 from headrace.plugins.traffic.control import TrafficControl, TrafficStage
 from headrace.plugins.triton import command as triton
@@ -116,6 +117,7 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
         part(build.NVML)(Nvml),
         part(build.ON_REQUEST)(OnRequest),
         part(build.POLL)(Follower),
+        part(build.RATE_LIMITER)(rate_limiter),
         part(build.RELOAD)(Reloader),
         part(build.TRACES)(traces.trace_sink),
         part(build.TRAFFIC)(TrafficControl),

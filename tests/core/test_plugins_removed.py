@@ -125,6 +125,7 @@ OPTIONS: Mapping[str, tuple[str, str]] = {
     "frontends": ("--frontends=1", "frontends"),
     "grpcio": ("--grpc-transport=grpcio", "grpcio"),
     "on_request": ("--load-on-request", "on_request"),
+    "rate_limiter": ("--rate-limit=execution_count", "rate_limiter"),
     "traces": ("--trace-config=triton,file=traces.json", "traces"),
 }
 
@@ -223,6 +224,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
         "test_openapi", "test_http::test_a_404_names_the_nearest_route",
         "test_header_rules::test_protocol_descriptions_are_unrestricted",
     ],
+    "rate_limiter": ["test_rate_limiter"],
     "traces": ["test_opentelemetry", "test_remote_forwarding", "test_trace"],
     "traffic": [
         "test_run_once", "test_traffic", "test_browsers::test_allowed_pages_change_something",

@@ -9,6 +9,7 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.metrics import ServerCollector
 from headrace.engine.model import Traffic
+from headrace.engine.opening import LoadOptions
 from headrace.engine.pieces import Pieces
 from headrace.observability.audit import Audit
 from headrace.observability.machine import Machine
@@ -59,6 +60,7 @@ class FakeEngine:
     logs: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(dropped=0))
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
     pieces: Pieces = field(default_factory=Pieces)
+    options: LoadOptions = field(default_factory=lambda: LoadOptions(1))
 
     @property
     def traffic(self) -> Traffic:

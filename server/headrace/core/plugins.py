@@ -92,6 +92,7 @@ PARTS: Mapping[str, str] = {
     "nvml": "headrace.plugins.nvml:Nvml",
     "on_request": "headrace.plugins.on_request:OnRequest",
     "poll": "headrace.plugins.following:Follower",
+    "rate_limiter": "headrace.plugins.rate_limiter:rate_limiter",
     "reload": "headrace.plugins.following:Reloader",
     "traces": "headrace.plugins.traces:trace_sink",
     "traffic": "headrace.plugins.traffic.control:TrafficControl",

@@ -32,6 +32,7 @@ from headrace.core.signature import Signature, difference
 from headrace.core.tensors import Array
 from headrace.engine.caching import OPT_OUT, VersionCache
 from headrace.engine.chain import Compose, StageModel
+from headrace.engine.limiting import RateLimiter
 from headrace.engine.opening import LoadOptions, Opened, stage_explained
 from headrace.observability.machine import GrowthMeter
 from headrace.placement.choice import IN_PROCESS, AutoChoice, InstanceKind
@@ -126,6 +127,7 @@ class LoadedVersion:
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
     stages: tuple[Compose, ...] = ()
     cache: VersionCache | None = None
+    limiter: RateLimiter | None = None
 
 
 def _model_warnings(opened: Opened, model: Servable, config: ModelConfig) -> Iterator[str]:
@@ -261,7 +263,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     lease = opened.source.lease
     return LoadedVersion(
         origin, config, signature, given, scheduling, labels, loaded, warnings, seconds, lease,
-        limits=limits, stages=stages, cache=cache,
+        limits=limits, stages=stages, cache=cache, limiter=None if elsewhere else options.limiter,
     )  # fmt: skip
 
 

@@ -155,10 +155,10 @@ class ServerCollector:
         if gpus.pinned is not None:
             yield from collected(PINNED_FAMILIES, [({}, gpus.pinned)])
         traffic = list(engine.traffic.metrics())
-        cache = engine.options.cache
-        cached = () if cache is None else cache.families()
+        parts = (engine.options.cache, engine.options.limiter)
+        of_parts = [each for part in parts if part is not None for each in part.families()]
         models = engine.model_metrics.collect()
-        for family, sources in chain(traffic, models, self._of_doors(), cached):
+        for family, sources in chain(traffic, models, self._of_doors(), of_parts):
             yield from collected([family], sources)
 
 

@@ -59,6 +59,10 @@ class RunningVersion:
             statistics.cache = CacheCounts(statistics.window is not None)
         batcher = self._batcher(version, self._clock, statistics)
         self.scheduler: Scheduler = batcher
+        limiter = loaded.limiter
+        self._gate = None if limiter is None else limiter.gate(loaded.config, batcher.wake)
+        if self._gate is not None:
+            batcher.limit(self._gate)
         self.fail_over: FailOver | None = None
         schedulers: Sequence[InstanceScheduler] = [batcher]
         if loaded.backends is not None:
@@ -143,6 +147,8 @@ class RunningVersion:
             self.loaded, origin=change.origin, config=change.config,
             instances=[*kept, *change.instances],
         )  # fmt: skip
+        if self._gate is not None:
+            self._gate.follow(change.config)
         self._add(change.instances)
         for name in change.removed:
             for placement in self.placements.values():
@@ -167,6 +173,8 @@ class RunningVersion:
         if self.fail_over is not None:
             self.fail_over.stop_search()
         self.scheduler.close()
+        if self._gate is not None:
+            self._gate.close()
         self._account.leave()
         if self.loaded.cache is not None:
             self.loaded.cache.close()

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -303,6 +303,15 @@ class Instance(Protocol):
 
     def close(self) -> None:
         """Release the model's resources; no batch is in progress."""
+
+
+@runtime_checkable
+class NamedInstance(Instance, Protocol):
+    """An instance of an instance group; several of one name never stand for different ones."""
+
+    @property
+    def name(self) -> str:
+        """The name of the instance, unique in its version."""
 
 
 def _wanted(signature: Signature, calls: list[Call]) -> tuple[TensorSpec, ...]:
