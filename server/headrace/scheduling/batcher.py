@@ -992,13 +992,13 @@ class Batcher:
         else:
             self._statistics.batch_succeeded(*counts)
 
-    def _release(self, ended: Sequence[Call]) -> None:
-        """Answer ended calls, or let them wait for earlier ones."""
+    def _release(self, ended: Sequence[Call], in_order: bool = True) -> None:
+        """Answer ended calls, or let them wait for earlier ones, if there is an order."""
         load = self._load
         load.requests -= len(ended)
         for call in ended:
             load.bytes -= call.nbytes
-        if (order := self._order) is not None:
+        if in_order and (order := self._order) is not None:
             ended = []
             while order and order[0].ended:
                 ended.append(order.popleft())
@@ -1058,7 +1058,10 @@ class Batcher:
             error = self._late(call)
             call.outcome = error.of_request(now - call.arrived, 0, 0)
             self._statistics.request_failed("REJECTED", now - call.arrived)
-        self._release(expired)
+        # At once, also where answers keep an order: whatever runs before them may take long.
+        self._release(expired, in_order=False)
+        if self._order is not None:
+            self._release(())
 
     def _late(self, call: Call) -> QueueTimeout:
         """The error of a request whose queue time has expired."""
