@@ -169,6 +169,10 @@ def open_model(
     if config.response_cache.enable and options.cache is None and not options.elsewhere:
         text = "has no effect: this server has no response cache (--cache-config)"
         warnings = (*warnings, file.explain(Problem("response_cache.enable", text)))
+    if not reading.may_be_ragged(config):
+        text = f"has no effect for the backend '{config.backend}': shapes run apart"
+        unused = validation.ragged_fields(file.config)
+        warnings = (*warnings, *(file.explain(Problem(path, text)) for path in unused))
     limited = any(group.HasField("rate_limiter") for group in config.instance_group)
     if limited and (options.limiter is None or not backend.places_instances):
         text = "has no effect without --rate-limit=execution_count, or on other servers"
