@@ -21,10 +21,13 @@ COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY model_repository/ model_repository/
 COPY server/ server/
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --no-index --wheel-dir dist . \
-    && pip --python /opt/headrace/bin/python install --no-deps --no-index dist/*.whl
+    && pip --python /opt/headrace/bin/python install --no-deps --no-index dist/*.whl \
+    && install -d -m 1777 /opt/root/cache
 
 FROM python:3.13-slim
 COPY --from=build /opt/headrace /opt/headrace
+# A volume at /cache has the permissions of this folder, so that any user can build environments there.
+COPY --from=build /opt/root/ /
 # A container has its own network, so the server listens on all of its addresses.
 ENV PATH="/opt/headrace/bin:$PATH" \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -64,6 +64,7 @@ check: $(VENV)/.dev ## check format, style, types, layers, generated files and w
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/config_docs --check
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/protocol_docs --check
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/api_docs --check
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/manifests --check
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/request_path --check
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/weight --check
 

@@ -46,6 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         embedded.main(3 if options.quick else 7)
         return 0
+    if options.ensembles:
+        from benchmarks import ensembles  # late, likewise
+
+        ensembles.main(3 if options.quick else 12)
+        return 0
     if options.local:
         local.main(3 if options.quick else 5)
         return 0
@@ -200,6 +205,10 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--embedded", action="store_true",
         help="print what an engine in the program costs beside ONNX Runtime, and end",
+    )  # fmt: skip
+    add(
+        "--ensembles", action="store_true",
+        help="print what a step of an ensemble costs beside a call of its model, and end",
     )  # fmt: skip
     add(
         "--local", action="store_true",

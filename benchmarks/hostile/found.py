@@ -183,6 +183,14 @@ FOUND: Mapping[str, Case] = {
         frame=1_024,
         explicit=True,
     ),
+    "waiting-loads": Case(
+        door="grpc",
+        operation="RepositoryModelLoad",
+        connections=32,
+        requests=2500,
+        compression="deflate",
+        explicit=True,
+    ),
     "packed-control": Case(
         door="grpc",
         operation="CudaSharedMemoryRegister",

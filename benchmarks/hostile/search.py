@@ -228,18 +228,23 @@ class _Search:
 
 
 def main(minutes: float, front_ends: int | None, seed: int, busy: bool = False) -> int:
-    """Search and print; 1 if anything was found beyond a bound.
+    """Search and print, also once interrupted; 1 if anything was found beyond a bound.
 
     Without a number of front ends, a third of the time goes to a server with one.
     """
     core, _ = split_cores()
     parts = [(0, 2 / 3), (1, 1 / 3)] if front_ends is None else [(front_ends, 1.0)]
-    found = 0
+    found, interrupted = 0, False
     for number, share in parts:
+        if interrupted:
+            break
         with Bench(None if busy else core, number, busy) as bench:
             deadline = time.monotonic() + minutes * 60 * share
             search = _Search(bench, Random(seed), deadline, Counter(), {}, [], [])
-            search.run()
+            try:
+                search.run()
+            except KeyboardInterrupt:
+                interrupted = True
         print(_report(search, number))
         found += len(search.found)
     return 1 if found else 0

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Bool,
         Bytes,
         Context,
+        Ensemble,
         Float16,
         Float32,
         Float64,
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
         UInt16,
         UInt32,
         UInt64,
+        ensemble,
         model,
+        step,
     )
     from headrace.runner.embedded import AsyncEngine
     from headrace.runner.embedded import EmbeddedEngine as Engine
@@ -53,6 +56,7 @@ __all__ = [
     "ClientError",
     "Context",
     "Engine",
+    "Ensemble",
     "Float16",
     "Float32",
     "Float64",
@@ -74,8 +78,10 @@ __all__ = [
     "UInt32",
     "UInt64",
     "__version__",
+    "ensemble",
     "model",
     "serve",
+    "step",
 ]  # fmt: skip
 
 

@@ -82,6 +82,7 @@ def run(
     allow_many_files()
     control = LogControl(settings.logs, logs.apply)
     control.drops.append(lambda: logs.dropped)
+    control.tail = logs.tail
     try:
         tracing = make_tracing(settings.traces)
         audit = make_audit(settings.audit)

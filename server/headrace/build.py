@@ -34,6 +34,7 @@ from headrace.engine.caching import ResponseCache
 from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.engine import Engine, EngineWatch
+from headrace.engine.exposition import Exposition
 from headrace.engine.lifecycle import Lifecycle, Loads
 from headrace.engine.limiting import RateLimiter
 from headrace.engine.model import Model, Traffic
@@ -70,6 +71,7 @@ POLL: OptionalPart[Callable[[Engine, Catalogue, Sources, float, Loop], EngineWat
 POLL = OptionalPart("poll")
 RATE_LIMITER: OptionalPart[Callable[[Sequence[str]], RateLimiter]] = OptionalPart("rate_limiter")
 RELOAD: OptionalPart[Callable[[Engine, Sources, Loop], EngineWatch]] = OptionalPart("reload")
+SIGNATURES: OptionalPart[Callable[[str], Callable[[Path], None]]] = OptionalPart("signatures")
 TRACES: OptionalPart[MakeTraceSink] = OptionalPart("traces")
 TRAFFIC: OptionalPart[type[Traffic]] = OptionalPart("traffic")
 
@@ -127,6 +129,7 @@ def build_engine(
         settings.max_response_bytes,
         settings.max_object_bytes,
         settings.max_request_bytes,
+        settings.metrics.bounds,
     )
     gpus = Gpus(settings.pinned_memory_pool_byte_size, management=lambda: NVML.load()())
     resources = settings.rate_limit_resource
@@ -148,6 +151,7 @@ def build_engine(
         stages=load_stages(),
         cache=None if (cache := settings.cache) is None else CACHE.load()(cache),
         limiter=RATE_LIMITER.load()(resources) if limited else None,
+        signed=SIGNATURES.load()(key) if (key := settings.require_signature) else None,
     )
     control = _control(settings)
     allowed = settings.allow_traffic_control or control.mode is ControlMode.EXPLICIT
@@ -170,7 +174,7 @@ def build_engine(
         settings.strict_readiness,
         logs,
         control,
-        partial(VersionStatistics, settings.metrics.summaries),
+        partial(VersionStatistics, settings.metrics.summaries, settings.metrics.bounds),
         tracing,
         regions,
         on_request,
@@ -214,8 +218,8 @@ def watches(
 
 def scraper(
     settings: Settings, engine: Engine, of_doors: Callable[[], Iterable[Sourced]] = tuple
-) -> Callable[[], Awaitable[bytes]]:
-    """A function that writes the metrics of an engine, and doors, in Prometheus' text format.
+) -> Callable[[Exposition], Awaitable[bytes]]:
+    """A function that writes the metrics of an engine, and doors, in a format.
 
     Imports prometheus_client, which takes 20 ms and 4 MB.
     """
@@ -228,7 +232,7 @@ def scraper(
         of_doors,
     )  # fmt: skip
     process = process_registry()
-    return lambda: scrape(collector, process, engine.model_metrics.plain_counters)
+    return lambda format: scrape(collector, process, engine.model_metrics.plain_counters, format)
 
 
 def _control(settings: Settings) -> ControlOptions:
@@ -244,7 +248,10 @@ def _control(settings: Settings) -> ControlOptions:
 
 def _catalogue(settings: Settings) -> Catalogue:
     return Catalogue(
-        tuple(open_store(address, settings.model_name) for address in settings.model_repository),
+        tuple(
+            open_store(address, settings.model_name, settings.stores)
+            for address in settings.model_repository
+        ),
         tuple(map(Path, settings.model_file)),
         settings.model_config_name,
         settings.model_namespacing,

@@ -13,7 +13,7 @@ from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.loaded import LoadedModel, ModelTraits
 from headrace.protocol.generate import decode_generate as decode_flat
 from headrace.protocol.generate import encode_generate as encode_flat
-from headrace.repository.store import Lease, Store
+from headrace.repository.store import Lease, Store, StoreOptions
 
 __all__ = [
     "Backend",
@@ -39,6 +39,7 @@ __all__ = [
     "StageModel",
     "StagePlugin",
     "Store",
+    "StoreOptions",
     "Submit",
     "Target",
     "Tensor",

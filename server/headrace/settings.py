@@ -33,6 +33,7 @@ from headrace.protocol.proxies import TrustedProxies
 if TYPE_CHECKING:
     from headrace.core.model_spec import EnvironmentOptions, IsolationOptions
     from headrace.observability.statistics import MetricsOptions
+    from headrace.repository.store import StoreOptions
 
 _CATEGORIES = ", ".join(f"`{category}`" for category in Category)
 _ALIKE = 0.7  # similarity above which a name is suggested
@@ -46,7 +47,8 @@ class Settings:
     # Options that most servers set, shown first in the help.
     model_repository: list[str] = setting(
         [],
-        "Model repositories to serve, or stores of plugins; required unless model files are given",
+        "Model repositories to serve: directories, or stores such as `s3://BUCKET/PREFIX`; required"
+        " unless model files are given",
         "model-store",
         metavar="DIR",
         section="Common options",
@@ -167,6 +169,28 @@ class Settings:
         False,
         "Let clients change how requests are divided between the versions of a model; always"
         " allowed with `--model-control-mode explicit`",
+    )
+
+    store_cache: str = setting(
+        "",
+        "Directory for models of stores, which servers of one machine may share;"
+        " by default `headrace/stores` in `$XDG_CACHE_HOME` or `~/.cache`",
+        metavar="DIR",
+        section="Stores",
+    )
+    store_cache_bytes: int = setting(
+        0,
+        "Bytes of models to keep in the cache; if a download exceeds this, the least recently used"
+        " ones that no server has loaded are removed; 0: no limit",
+    )
+    store_offline: bool = setting(
+        False, "Serve what is in the cache of stores, and connect to none of them"
+    )
+    require_signature: str = setting(
+        "",
+        "Serve only models whose manifest is signed by one of the public keys in this PEM file, and"
+        " lists all their files",
+        metavar="KEYFILE",
     )
 
     load_on_request: bool = setting(
@@ -628,7 +652,9 @@ class Settings:
     metrics_config: list[str] = setting(
         [],
         "Latency metrics: `counter_latencies=BOOL` (default true), `histogram_latencies=BOOL` and"
-        " `summary_latencies=BOOL` (default false), `summary_quantiles=0.5,0.99`",
+        " `summary_latencies=BOOL` (default false), `summary_quantiles=0.5,0.99`;"
+        " `histogram_buckets=0.001,0.01` (seconds) and `native_histograms=BOOL` (default false)"
+        " for all histograms of durations",
         between=";",
     )
     allow_cpu_metrics: bool = setting(True, "Include the machine's CPU and memory in the metrics")
@@ -674,6 +700,12 @@ class Settings:
     log_file: str = setting(
         "", "File to write the log to, instead of standard error", metavar="FILE"
     )
+    log_tail_lines: int = setting(
+        500,
+        "Records of the log that are kept in memory for those who may see them, as in the console;"
+        " none without an access file, if HTTP listens on other addresses than this machine's own",
+        most=10_000,
+    )
     access_log: bool = setting(False, "Log every request")
 
     audit_log: str = setting(
@@ -697,6 +729,8 @@ class Settings:
         "Which requests to trace, and where to: `level=`, `rate=`, `count=`, `mode=triton` with"
         " `triton,file=` and `triton,log-frequency=`, or `mode=opentelemetry` with"
         " `opentelemetry,url=`, `opentelemetry,resource=NAME=VALUE` and `opentelemetry,bsp_...=`;"
+        " beside the rate `slow-ms=`, `failed=true` and `chosen=id:PATTERN`, `header:NAME` or"
+        " `parameter:NAME`;"
         " may be repeated",
         between="\n",
         section="Traces",
@@ -752,6 +786,13 @@ class Settings:
     def execution_limits(self) -> ExecutionLimits:
         """Default execution limits, which a model may override."""
         return ExecutionLimits(self.execution_limit_secs, self.stall_secs)
+
+    @property
+    def stores(self) -> "StoreOptions":
+        """Options of stores."""
+        from headrace.repository.store import StoreOptions  # with numpy
+
+        return StoreOptions(self.store_cache, self.store_cache_bytes, self.store_offline)
 
     @property
     def residency(self) -> ResidencyOptions | None:
@@ -993,9 +1034,11 @@ class Settings:
     @property
     def logs(self) -> LogSettings:
         """The settings of logging."""
+        # Without access control everyone who reaches the server has every right.
+        known = self.access or self.http_address in (CLOSED, "127.0.0.1", "::1", "localhost")
         return LogSettings(
             self.log_verbose, self.log_info, self.log_warning, self.log_error, self.log_format,
-            self.log_file,
+            self.log_file, self.log_tail_lines if known else 0,
         )  # fmt: skip
 
 

@@ -39,7 +39,9 @@ LAYERS = {
     "plugins.flight": 10,
     "plugins.beam": 13,  # uses runners
     "plugins.grpcio": 10,
+    "plugins.console": 10,
     "plugins.openapi": 10,
+    "plugins.kserve_v1": 10,
     "plugins.inboxes": 10,
     "plugins": 8,
     "api": 8,
@@ -57,7 +59,14 @@ LAYERS = {
 }
 # Which parts may import what, of the libraries that shape what imports them.
 LIBRARIES = {
-    "fastapi": {"doors.http", "doors.grpc", "plugins.openapi", "composition"},
+    "fastapi": {
+        "doors.http",
+        "doors.grpc",
+        "plugins.console",
+        "plugins.openapi",
+        "plugins.kserve_v1",
+        "composition",
+    },
     "starlette": {"doors.http", "doors.grpc", "doors.clients", "plugins.frontends", "composition"},
     "uvicorn": set(),
     "grpc": {"plugins.grpcio"},

@@ -16,8 +16,8 @@ TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "server" / "headrace"
 # Tests of whole servers, of everything but the server, and what tests share.
 OTHERS = {
-    "architecture", "benchmarks", "contract", "docs", "faults", "hosts", "interop", "models",
-    "packaging", "soak", "support",
+    "architecture", "benchmarks", "contract", "deploy", "docs", "faults", "hosts", "interop",
+    "models", "packaging", "soak", "support",
 }  # fmt: skip
 # Few files have such an import, and only those are parsed.
 LIKELY = re.compile(r"^\s*(?:from|import)\b[^\n(]*(?:\([^)]*)?\btest_", re.MULTILINE)

@@ -79,6 +79,7 @@ def test_a_missing_server_is_an_error(tmp_path: Path) -> None:
     ("--round-trip", ("a bare socket pair", "a worker")),
     ("--runner --quick", ("Runner, in process", "Runner, gRPC")),
     ("--tls --quick", ("HTTP JSON, 16 connections", "gRPC, 64 connections")),
+    ("--ensembles --quick", ("1 step, 1 caller", "8 steps, 16 callers")),
     ("--embedded --quick", ("engine, from a thread", "engine, 64 threads")),
 ])  # fmt: skip
 def test_tables_of_parts(option: str, rows: tuple[str, ...]) -> None:

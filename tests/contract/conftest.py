@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.core.tensors import Array
+from headrace.plugins.access.keys import new_key
 from tests.contract.proxied import PROXIES, TRITONS, impossible, write_proxies
 from tests.contract.repository import (
     write_busy_repository,
@@ -39,14 +40,30 @@ class Addressed(Protocol):
         """The address with its scheme."""
 
 
-def _root(server: Addressed) -> bytes:
-    return ROOT.read_bytes() if "grpc" in server.secure else b""
+# Servers with TLS know their clients by a key; who has none may only look at metrics.
+KEY = new_key()
+IDENTITIES = f"""\
+roles.client.may = "*"
+roles.watcher.may = ["observe"]
+anonymous.roles = ["watcher"]
+keys.suite = {{ hash = "{KEY.hash}", roles = ["client"] }}
+"""
+
+
+def _over_http(server: Addressed, binary: bool) -> HttpClient:
+    return HttpClient(server.url, binary, KEY.key if "http" in server.secure else "")
+
+
+def _over_grpc(server: Addressed) -> GrpcClient:
+    if "grpc" in server.secure:
+        return GrpcClient(server.grpc, root=ROOT.read_bytes(), key=KEY.key)
+    return GrpcClient(server.grpc)
 
 
 CLIENTS: dict[str, Callable[[Addressed], Client]] = {
-    "http": lambda server: HttpClient(server.url, binary=False),
-    "http-binary": lambda server: HttpClient(server.url, binary=True),
-    "grpc": lambda server: GrpcClient(server.grpc, root=_root(server)),
+    "http": lambda server: _over_http(server, binary=False),
+    "http-binary": lambda server: _over_http(server, binary=True),
+    "grpc": _over_grpc,
 }
 # Fast paths must give the answers of the reference implementations.
 CARRIERS: dict[str, tuple[str, ...]] = {
@@ -143,7 +160,11 @@ def servers(
                 if carrier in PROXIES:
                     models = tmp_path_factory.mktemp(carrier)
                     write_proxies(repository, models, find("default"), PROXIES[carrier])
-                options = ("--allow-client-shm", *CARRIERS.get(carrier, ()))
+                options = ["--allow-client-shm", *CARRIERS.get(carrier, ())]
+                if carrier in TLS:
+                    access = tmp_path_factory.mktemp("access") / "access.toml"
+                    access.write_text(IDENTITIES)
+                    options.append(f"--access={access}")
                 process = ServerProcess(models, options=options)
                 started[carrier] = stack.enter_context(process)
             return started[carrier]
@@ -184,7 +205,7 @@ def caller(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Cl
 
 @pytest.fixture(scope="module")
 def grpc_client(server: ServerProcess) -> Iterator[GrpcClient]:
-    with GrpcClient(server.grpc, root=_root(server)) as client:
+    with _over_grpc(server) as client:
         yield client
 
 

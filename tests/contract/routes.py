@@ -13,6 +13,7 @@ ROUTES = CONTROL | {
     ("get", "/v2/models/{name}/versions/{version}/config"),
     ("get", "/v2/models/{name}/versions/{version}/ready"),
     ("get", "/v2/models/{name}/versions/{version}/stats"), ("get", "/v2/logging"),
+    ("post", "/v2/logging/tail"), ("get", "/v2/status"),
     ("get", "/v2/models/{name}/trace/setting"), ("get", "/v2/trace/setting"),
     ("post", "/v2/models/{name}/trace/setting"), ("post", "/v2/trace/setting"),
     ("post", "/v2/logging"), ("post", "/v2/models/{name}/generate"),

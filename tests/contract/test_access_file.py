@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -12,10 +13,10 @@ from headrace.client.blocking import Client
 from headrace.plugins.access.keys import new_key
 from tests.support.command import FREE_PORTS, run
 from tests.support.issuer import TokenIssuer, served
-from tests.support.scrape import until
+from tests.support.scrape import Metrics, until
 from tests.support.server_process import ServerProcess, clean_server, onnx_examples
 
-WEB = new_key()
+WEB, OPS = new_key(), new_key()
 TEXT = f"""
 [roles.scorer]
 may = ["infer", "read"]
@@ -24,6 +25,13 @@ models = ["simple"]
 [keys.web]
 hash = "{WEB.hash}"
 roles = ["scorer"]
+
+[roles.operator]
+may = ["observe"]
+
+[keys.ops]
+hash = "{OPS.hash}"
+roles = ["operator"]
 
 [[peers]]
 user = {os.getuid()}
@@ -74,6 +82,30 @@ def test_clients_are_known_over_both_protocols(server: ServerProcess, tmp_path: 
     for url in (f"unix:{tmp_path}/http.sock", f"grpc+unix:{tmp_path}/grpc.sock"):
         assert ask(url) == 200  # by the user of this process
         assert ask(url, "wrong") == 401
+
+
+def test_answers_are_timed_by_the_class_of_the_client(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    for url in (*urls(server), f"unix:{tmp_path}/http.sock"):
+        ask(url, WEB.key)
+        ask(url)
+
+    def counted(family: str) -> dict[tuple[str, str], float]:
+        url = f"http://{server.metrics}/metrics"
+        headers = {"Authorization": f"Bearer {OPS.key}"}
+        text = httpx.get(url, headers=headers, trust_env=False).text
+        return {
+            (own["headrace_identity"], own[status]): value
+            for own, value in Metrics(text).samples(f"{family}_duration_seconds_count")
+            for status in ("http_response_status_code", "rpc_response_status_code")
+            if own["headrace_operation"] == "infer" and status in own
+        }
+
+    http = {("key", "200"): 2, ("anonymous", "401"): 1, ("peer", "200"): 1}
+    rpc = {("key", "OK"): 1, ("anonymous", "UNAUTHENTICATED"): 1}
+    until(lambda: counted("http_server_request") == http, f"{http}")
+    until(lambda: counted("rpc_server_call") == rpc, f"{rpc}")
 
 
 @pytest.mark.slow

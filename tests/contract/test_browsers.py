@@ -16,7 +16,7 @@ EVIL = "evil.example:8000"
 SLOWLY = [pytest.param(name, marks=pytest.mark.slow) for name in ("reference",)]
 CHANGES = [
     ("POST", "/v2/repository/models/m/load", {}), ("POST", "/v2/repository/models/m/unload", {}),
-    ("POST", "/v2/logging", {"log_verbose_level": 0}),
+    ("POST", "/v2/logging", {"log_verbose_level": 0}), ("POST", "/v2/logging/tail", None),
     ("POST", "/v2/trace/setting", {"trace_rate": "1"}),
     ("POST", "/v2/models/m/trace/setting", {"trace_rate": "1"}),
     ("POST", "/v2/models/m/traffic", {}), ("DELETE", "/v2/models/m/traffic", None),

@@ -73,7 +73,7 @@ def test_no_such_route(server: ServerProcess, method: str, path: str) -> None:
 
 
 def test_a_404_names_the_nearest_route(server: ServerProcess) -> None:
-    answer = ask(server.http, "POST", "/v1/models/simple:predict")
+    answer = ask(server.http, "POST", "/models/simple/predict")
     text = "Not Found: /docs describes all paths; did you mean /v2/models/simple/infer?"
     assert (answer.status, answer.error) == (404, text)
     answer = ask(server.http, "GET", "/")

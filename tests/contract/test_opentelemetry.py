@@ -1,6 +1,7 @@
 """OpenTelemetry: exported spans, and trace contexts of clients."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -18,6 +19,7 @@ from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.grpc_stream import Stream
 from tests.support.http_socket import ask
 from tests.support.otlp_receiver import OtlpReceiver, Span
+from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.traces import grpc_settings, http_settings
 
@@ -90,6 +92,30 @@ def server(
     options = [f"--trace-config={text}" for text in config] + list(request.param)
     with clean_server(root, options=options) as process:
         yield process
+
+
+def test_traced_requests_are_exemplars(server: ServerProcess) -> None:
+    trace = f"{next(_numbers):032x}"
+    answer = ask(
+        server.http, "POST", "/v2/models/identity/infer",
+        b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,3],"data":[1,2,3]}]}',
+        traceparent=f"00-{trace}-{9:016x}-01",
+    )  # fmt: skip
+    assert answer.status == 200
+    accept = "application/openmetrics-text;version=1.0.0"
+
+    def told() -> list[str]:
+        answer = ask(server.metrics, "GET", "/metrics", accept=accept)
+        assert answer.headers["content-type"].startswith("application/openmetrics-text")
+        assert answer.body.endswith(b"# EOF\n")
+        return [line for line in answer.body.decode().splitlines() if trace in line]
+
+    until(lambda: bool(told()), "an exemplar")
+    [line] = told()
+    assert re.fullmatch(
+        r'headrace_request_duration_seconds_bucket\{model="identity",version="1",le="[0-9.e-]+"\}'
+        rf' [1-9]\d* # \{{trace_id="{trace}"\}} [0-9.e-]+ [0-9.]+', line,
+    )  # fmt: skip
 
 
 class Doors:

@@ -17,7 +17,7 @@ from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.grpc_stream import Stream
 from tests.support.http_socket import HttpSocket, ask
 from tests.support.http_socket import request as request_bytes
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, clean_server
 from tests.support.traces import Traced, grpc_settings, http_settings, read_traces
 
 DEFAULTS: dict[str, Any] = {
@@ -219,3 +219,41 @@ def test_settings_take_effect_at_once(tracing: ServerProcess, folder: Path) -> N
         ("TENSOR_QUEUE_INPUT", {"name": "INPUT0"} | data),
         ("TENSOR_BACKEND_OUTPUT", {"name": "OUTPUT0"} | data),
     ]
+
+
+TAIL = (
+    "rate=0", "failed=true", "chosen=header:x-trace", "chosen=parameter:trace", "chosen=id:look-*",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [(), pytest.param(("--frontends=1",), marks=pytest.mark.slow)])
+def test_requests_that_fail_or_are_chosen_are_traced(
+    small: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    file = tmp_path / "trace.json"
+    options = [f"--trace-config={text}" for text in (*TAIL, "level=TIMESTAMPS")]
+    options += [f"--trace-config=triton,file={file}", *more]
+    good = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
+    with clean_server(small, options=options) as server, HttpSocket(server.http) as http:
+
+        def infer(given: dict[str, Any], name: str, parameters: Any = None, **headers: str) -> int:
+            document = {"id": name, "inputs": [given], "parameters": parameters or {}}
+            path, body = "/v2/models/identity/infer", json.dumps(document).encode()
+            return http.ask("POST", path, body, **headers).status
+
+        wrong = good | {"shape": [1, 2], "data": [1, 2]}
+        for number in range(3):
+            assert infer(good, f"good {number}") == 200
+        assert infer(wrong, "failed") == 400
+        assert infer(good, "by header", **{"x-trace": "1"}) == 200
+        assert infer(good, "not by header", **{"x-trace": "0"}) == 200
+        assert infer(good, "by parameter", {"trace": True}) == 200
+        assert infer(good, "look-here") == 200
+        for kind, make in CLIENTS.items():
+            with make(server) as client:
+                values = np.ones((1, 3), np.float32)
+                client.infer("identity", {"INPUT0": values}, id=f"look-{kind}")
+                client.infer("identity", {"INPUT0": values}, id=f"good {kind}")
+    chosen = {f"look-{kind}" for kind in CLIENTS}
+    names = {trace.head["request_id"] for trace in read_traces(file)}
+    assert names == {"failed", "by header", "by parameter", "look-here", *chosen}

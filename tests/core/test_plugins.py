@@ -10,7 +10,8 @@ import pytest
 
 from headrace import build
 from headrace.cli import command, serve
-from headrace.cli.commands import certificates, completion, infer, models, stubs, top
+from headrace.cli.commands import certificates, completion, infer, models, status, stubs, top
+from headrace.cli.commands.stores import SIGN
 from headrace.core.errors import LoadFailed
 from headrace.core.plugins import OWN, PARTS, OptionalPart, PluginGroup, all_plugins
 from headrace.doors import clients, server
@@ -22,12 +23,15 @@ from headrace.placement.local.onnx import OnnxBackend
 from headrace.placement.upstream import backend as upstreams
 from headrace.placement.upstream import options, protocols
 from headrace.placement.worker import environment, python_backend
-from headrace.plugins import dialects, functions, grpcio, openapi, traces
+from headrace.plugins import console, dialects, functions, grpcio, kserve_v1, openapi, traces
 from headrace.plugins.access.command import ACCESS
 from headrace.plugins.access.file import open_access
+from headrace.plugins.activator.command import ACTIVATOR
 from headrace.plugins.audit import audit_log
 from headrace.plugins.cache import response_cache
 from headrace.plugins.cuda_memory import opener
+from headrace.plugins.ensembles.backend import EnsembleBackend
+from headrace.plugins.ensembles.drawing import draw
 from headrace.plugins.environments import command as environments
 from headrace.plugins.environments.resolve import demanded
 from headrace.plugins.flight.door import FlightDoor
@@ -41,10 +45,15 @@ from headrace.plugins.nvml import Nvml
 from headrace.plugins.on_request import OnRequest
 from headrace.plugins.rate_limiter import rate_limiter
 from headrace.plugins.run import command as run
+from headrace.plugins.stores.database import database_store
+from headrace.plugins.stores.objects import object_store
+from headrace.plugins.stores.signatures import required, signed
+from headrace.plugins.stores.web import web_store
 from headrace.plugins.traffic.control import TrafficControl, TrafficStage
 from headrace.plugins.triton import command as triton
 from headrace.plugins.triton.servers import TritonServers
 from headrace.plugins.upstream_memory.client import sharing_clients
+from headrace.repository.catalogue import STORES
 
 T = TypeVar("T")
 
@@ -88,23 +97,30 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
             sklearn=loaders.sklearn, xgboost=loaders.xgboost, lightgbm=loaders.lightgbm,
             catboost=loaders.catboost, mlflow=loaders.mlflow, pmml=loaders.pmml,
             mojo=loaders.mojo, pytorch=loaders.pytorch,
-            triton=upstreams.RemoteBackend.of,
+            triton=upstreams.RemoteBackend.of, ensemble=EnsembleBackend,
         ),
         *named(STAGES, traffic=TrafficStage),
         *named(
-            command.COMMANDS, serve=serve.SERVE, infer=infer.INFER, top=top.TOP,
+            command.COMMANDS, serve=serve.SERVE, infer=infer.INFER, status=status.STATUS,
+            top=top.TOP,
             models=models.MODELS, environments=environments.ENVIRONMENTS, triton=triton.TRITON,
             run=run.RUN, consume=CONSUME, certificates=certificates.CERTIFICATES, stubs=stubs.STUBS,
             completion=completion.COMPLETION, access=ACCESS,
+            activator=ACTIVATOR,
         ),
         *named(
             options.PROTOCOLS, v2=options.v2_protocol, tfserving=dialects.tfserving_protocol,
             torchserve=dialects.torchserve_protocol,
         ),
         *named(DOORS, flight=FlightDoor, inboxes=Inboxes),
+        *named(
+            STORES, s3=object_store, gs=object_store, az=object_store, sqlite=database_store,
+            postgresql=database_store, mysql=database_store, http=web_store,
+            https=web_store, **{"as": object_store},
+        ),
         *named(environment.ENVIRONMENTS, python=demanded),
         *named(command.SOURCES, pools=triton.take_pools),
-        *named(PAGES, openapi=openapi.add_pages),
+        *named(PAGES, console=console.add_console, openapi=openapi.add_pages, v1=kserve_v1.add_v1),
     }  # fmt: skip
     assert found == {(group, name) for group, own in OWN.items() for name in own}
 
@@ -119,6 +135,9 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
         part(build.POLL)(Follower),
         part(build.RATE_LIMITER)(rate_limiter),
         part(build.RELOAD)(Reloader),
+        part(build.SIGNATURES)(required),
+        part(SIGN)(signed),
+        part(models.GRAPHS)(draw),
         part(build.TRACES)(traces.trace_sink),
         part(build.TRAFFIC)(TrafficControl),
         part(clients.ACCESS)(open_access),

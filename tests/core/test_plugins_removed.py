@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import execution, in_config, tensors, write_python_model
 from tests.support.command import run
@@ -43,6 +44,9 @@ FUNCTION = """
     def doubled(x: Float32["n"]) -> {"y": Float32["n"]}:
         return {"y": 2 * x}
 """
+ENSEMBLE = ensemble(
+    (("x", "FP32", "1"),), (("y", "FP32", "1"),), step("simple", {"INPUT0": "x"}, {"OUTPUT0": "y"})
+)
 DECLARED = tensors("input", ("X", "FP32", "1")) + tensors("output", ("Y", "FP32", "1"))
 
 
@@ -87,6 +91,10 @@ MODELS: Mapping[str, tuple[Callable[[Path], object], str]] = {
         lambda root: remote(root, protocol="tfserving"),
         r"parameters\['protocol'\]: expected v2, got 'tfserving'",
     ),
+    "ensembles": (
+        lambda root: write_ensemble(root, "needy", ENSEMBLE),
+        "'ensemble' is not a platform of this server",
+    ),
     "environments": (
         with_requirements,
         "this server was installed without its environments of models",
@@ -126,6 +134,7 @@ OPTIONS: Mapping[str, tuple[str, str]] = {
     "grpcio": ("--grpc-transport=grpcio", "grpcio"),
     "on_request": ("--load-on-request", "on_request"),
     "rate_limiter": ("--rate-limit=execution_count", "rate_limiter"),
+    "stores": ("--require-signature=keys.pem", "signatures"),
     "traces": ("--trace-config=triton,file=traces.json", "traces"),
 }
 
@@ -140,6 +149,10 @@ def refuses_gpu_memory(server: ServerProcess) -> bool:
 # A request that needs a plugin.
 REQUESTS: Mapping[str, Callable[[ServerProcess], bool]] = {
     "cuda_memory": refuses_gpu_memory,
+    "kserve_v1": lambda server: (
+        httpx.get(f"{server.url}/v1/models", verify=False).status_code == 404
+    ),
+    "console": lambda server: httpx.get(f"{server.url}/console", verify=False).status_code == 404,
     "openapi": lambda server: httpx.get(f"{server.url}/docs", verify=False).status_code == 404,
 }
 
@@ -196,6 +209,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
     "cache": ["test_response_cache"],
     "cuda_memory": ["test_shared_memory::test_cuda_without_a_gpu"],
     "dialects": ["test_remote_tfserving"],
+    "ensembles": ["test_ensembles", "test_ensembles_loading"],
     "flight": ["test_flight"],
     "frontends": ["test_unix_sockets", "test_logging::test_changes_take_effect_at_once[1"],
     "functions": [
@@ -220,6 +234,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
     ],
     "nvml": ["test_gpu"],
     "on_request": ["test_on_request"],
+    "kserve_v1": ["test_kserve_v1"],
     "openapi": [
         "test_openapi", "test_http::test_a_404_names_the_nearest_route",
         "test_header_rules::test_protocol_descriptions_are_unrestricted",

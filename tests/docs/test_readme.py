@@ -24,8 +24,11 @@ PAGES = sorted(
 )
 COMMANDS = (
     "serve", "infer", "models list", "models load", "models unload", "models config",
-    "models stats", "models check", "models manifest", "environments prune", "top",
+    "models graph", "models stats", "models check", "models manifest", "models push", "models pull",
+    "models promote", "models verify", "models sign", "models index",
+    "environments prune", "status", "top",
     "run", "stubs", "consume", "certificates", "access key", "access check", "access list",
+    "activator",
 )  # fmt: skip
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -16,6 +16,9 @@ import uvloop
 from headrace.doors.acceptor import Acceptor
 from headrace.doors.listeners import bind
 
+# A handshake record with the beginning of a hello, after which OpenSSL waits for more.
+_RECORD = b"\x16\x03\x01\0\x04\x01\0\x02\0"
+
 
 class Greeting(asyncio.Protocol):
     """Greets and closes."""
@@ -170,6 +173,36 @@ def test_silent_tls_clients_are_closed_in_time() -> None:
         uvloop.run(scenario(stack))
 
 
+def test_a_handshake_begins_with_the_whole_hello() -> None:
+    async def scenario(stack: ExitStack) -> None:
+        listener = bind("127.0.0.1", 0)
+        address = listener.getsockname()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        acceptor = Acceptor(listener, make, list, lambda: context, 60)
+        acceptor.start()
+        slow, leaving = (stack.enter_context(socket.create_connection(address)) for _ in range(2))
+        for at in range(len(_RECORD)):
+            slow.sendall(_RECORD[at : at + 1])
+            leaving.sendall(_RECORD[at : at + 1])
+            with socket.create_connection(address) as other:  # answered after the byte was seen
+                other.sendall(b"not a hello")
+                await received(other)
+            assert len(begun) == at + 1 + (at == len(_RECORD) - 1) * 2
+            if at == 6:
+                leaving.close()
+                leaving = stack.enter_context(socket.create_connection(address))
+                leaving.sendall(_RECORD[:7])
+        acceptor.close()
+
+    def make() -> Greeting:
+        begun.append(1)
+        return Greeting()
+
+    begun = list[int]()
+    with ExitStack() as stack:
+        uvloop.run(scenario(stack))
+
+
 @pytest.mark.parametrize(("verify", "least", "most"), [
     (ssl.CERT_NONE, 400, 600), (ssl.CERT_OPTIONAL, 32, 128),
 ])  # fmt: skip
@@ -185,7 +218,7 @@ def test_one_client_has_a_limited_number_of_handshakes_under_way(
         acceptor.start()
         clients = [stack.enter_context(socket.create_connection(address)) for _ in range(900)]
         for client in clients:
-            client.sendall(b"\x16\x03\x01\x02")  # the beginning of a hello
+            client.sendall(_RECORD)
         for _ in clients:
             with socket.create_connection(address, source_address=("127.0.0.2", 0)) as newcomer:
                 newcomer.sendall(b"not a hello")

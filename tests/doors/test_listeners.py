@@ -1,7 +1,9 @@
 """Unix sockets of servers: permissions, files of other servers, and removal."""
 
 import asyncio
+import errno
 import os
+import select
 import socket
 import ssl
 import stat
@@ -11,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from headrace.core.identity import PeerFacts
-from headrace.doors.listeners import UnixSocket, bind, peer_of, port_of, user_of
+from headrace.doors.listeners import (
+    UnixSocket,
+    bind,
+    peer_of,
+    port_of,
+    refuse_connections,
+    user_of,
+)
 from headrace.doors.tls import DoorTls, TlsFiles
 from tests.support.tls_files import FOLDER
 
@@ -21,6 +30,31 @@ def strict_umask() -> Iterator[None]:
     before = os.umask(0o077)
     yield
     os.umask(before)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_port_that_closes_resets_no_connection(address: str) -> None:
+    try:
+        listener = bind(address, 0)
+    except OSError:
+        pytest.skip(f"there is no address {address}")
+    port = listener.getsockname()[:2]
+    with socket.create_connection(port, 30) as queued:
+        refuse_connections(listener)
+        with socket.socket(listener.family) as late:
+            late.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                late.connect(port)
+            accepted, _ = listener.accept()
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+            listener.close()
+            assert select.select([], [late], [], 60)[1]
+            problem = late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            assert problem == errno.ECONNREFUSED  # not: connected, and reset
+        queued.sendall(b"a")
+        assert accepted.recv(1) == b"a"
+        accepted.close()
 
 
 @pytest.mark.usefixtures("strict_umask")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.doors.tls import DoorTls, TlsFiles, dns_names
+from headrace.doors.tls import DoorTls, TlsFiles, dns_names, first_expiry
 from tests.support.tls_files import FOLDER, Authority
 
 Handshake = tuple[ssl.SSLObject, ssl.SSLObject]
@@ -223,6 +224,25 @@ def test_names_of_certificates(authority: Authority) -> None:
             dns_names(cut)
 
 
+def test_when_certificates_expire(tmp_path: Path, authority: Authority) -> None:
+    lasting = (FOLDER / "server.pem").read_bytes()
+    until = x509.load_pem_x509_certificate(lasting).not_valid_after_utc.timestamp()
+    assert first_expiry(lasting) == until
+    soon = authority.sign("soon")[0]
+    expected = x509.load_pem_x509_certificate(soon).not_valid_after_utc.timestamp()
+    assert first_expiry(lasting + soon) == first_expiry(soon + lasting) == min(expected, until)
+    files = put(tmp_path, authority, ["localhost"])
+    door = DoorTls(files)
+    [(file, before)] = door.expiries.items()
+    assert file == files.certificates[0]
+    Path(file).write_bytes(lasting)
+    Path(files.keys[0]).write_bytes((FOLDER / "server.key").read_bytes())
+    assert door.renew()
+    assert door.expiries == {file: until} != {file: before}
+    with pytest.raises(OSError, match="cannot be read"):
+        first_expiry(b"nothing")
+
+
 @given(data=st.data())
 def test_names_of_damaged_certificates(data: st.DataObject) -> None:
     der = bytearray(_WHOLE)
@@ -232,6 +252,8 @@ def test_names_of_damaged_certificates(data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(der)))
     with suppress(OSError):
         assert all(isinstance(name, str) for name in dns_names(_pem(bytes(der[:cut]))))
+    with suppress(OSError):
+        assert isinstance(first_expiry(_pem(bytes(der[:cut]))), float)
 
 
 _WHOLE = ssl.PEM_cert_to_DER_cert((FOLDER / "server.pem").read_text())

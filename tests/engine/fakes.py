@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
+from headrace.engine.host import HostFacts
 from headrace.engine.metrics import ServerCollector
 from headrace.engine.model import Traffic
 from headrace.engine.opening import LoadOptions
@@ -58,6 +59,7 @@ class FakeEngine:
     instance_id: str = "this"
     loads: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(counts=lambda: None))
     logs: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(dropped=0))
+    host: HostFacts = field(default_factory=HostFacts)
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
     pieces: Pieces = field(default_factory=Pieces)
     options: LoadOptions = field(default_factory=lambda: LoadOptions(1))

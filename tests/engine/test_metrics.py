@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.core.limits import Shares
 from headrace.engine.admission import Admission
+from headrace.engine.exposition import TEXT
 from headrace.engine.metrics import (
-    CONTENT_TYPE,
     WORKER_FAMILIES,
     ServerCollector,
     collected,
@@ -52,7 +52,8 @@ GAUGES = {
     "headrace_worker_resident_bytes",
 }  # fmt: skip
 HISTOGRAMS = {
-    "headrace_queue_duration_seconds", "headrace_compute_duration_seconds",
+    "headrace_queue_duration_seconds", "headrace_batch_wait_duration_seconds",
+    "headrace_transfer_duration_seconds", "headrace_compute_duration_seconds",
     "headrace_request_duration_seconds", "headrace_batch_rows",
 }  # fmt: skip
 ONE = {"model": "m", "version": "1"}
@@ -152,7 +153,7 @@ def test_every_sample_follows_the_header_of_its_family() -> None:
             name = line.split()[2]
         elif not line.startswith("#"):
             assert line.startswith(name)
-    assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+    assert TEXT.content_type.startswith("text/plain; version=0.0.4")
 
 
 @pytest.mark.parametrize("versions", [(), (series(VersionStatistics()),)])
@@ -177,12 +178,16 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[FakeVersio
         "headrace_quota_refused_total": "counter",
         "headrace_failed_accepts_total": "counter",
         "headrace_given_up_total": "counter",
+        "headrace_certificate_expiry_timestamp_seconds": "gauge",
         "headrace_log_lines_dropped_total": "counter",
         "headrace_audit_entries_lost_total": "counter",
         "headrace_model_loads_total": "counter",
         "headrace_worker_ends_total": "counter",
         "headrace_worker_recycles_total": "counter",
         "headrace_ended_runs_total": "counter",
+        "headrace_step_requests_total": "counter",
+        "headrace_step_failures_total": "counter",
+        "headrace_step_duration_us_total": "counter",
         "headrace_quarantined_requests_total": "counter",
         "headrace_endpoint_requests_total": "counter",
         "headrace_endpoint_failures_total": "counter",

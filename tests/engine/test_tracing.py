@@ -10,7 +10,14 @@ import pytest
 from headrace.core.call import NO_CONTEXT, Call, CallContext, InferResponse, Submit, Timing
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
 from headrace.engine.tracing import Item, Tracing
-from headrace.observability.trace_settings import TraceConfig, TraceMode, TraceSettings
+from headrace.observability.statistics import VersionStatistics
+from headrace.observability.trace_settings import (
+    Choice,
+    TailRules,
+    TraceConfig,
+    TraceMode,
+    TraceSettings,
+)
 from headrace.observability.traces import Trace, read_link
 from tests.engine import worlds
 from tests.engine.worlds import question
@@ -92,16 +99,23 @@ class Kept:
 class World:
     """Tracing with one model."""
 
-    def __init__(self, settings: TraceSettings = ON, mode: TraceMode = TraceMode.TRITON) -> None:
+    def __init__(
+        self,
+        settings: TraceSettings = ON,
+        mode: TraceMode = TraceMode.TRITON,
+        tail: TailRules | None = None,
+    ) -> None:
         self.kept = Kept()
-        self.tracing = Tracing(TraceConfig(mode, settings, "file", "url"), self.kept)
+        config = TraceConfig(mode, settings, "file", "url", tail=tail or TailRules())
+        self.tracing = Tracing(config, self.kept)
         self.tracing.known = lambda name: name == "m"
         self.version = Version()
+        self.statistics = VersionStatistics()
 
     @property
     def stage(self) -> Submit:
         """The stage before the version, or the version itself."""
-        return self.tracing.traced("m", "3", self.version.submit)
+        return self.tracing.traced("m", "3", self.statistics, self.version.submit)
 
     def traced(self) -> bool:
         return self.stage != self.version.submit
@@ -263,6 +277,88 @@ def test_contexts_of_clients_decide_before_the_rate_does() -> None:
     ]  # fmt: skip
     assert links[3] is not None
     assert links[3].trace_id not in (0, 7)
+
+
+RARE = TraceSettings(timestamps=True, rate=1_000)
+
+
+def test_requests_that_fail_are_kept_at_their_end() -> None:
+    world = World(RARE, tail=TailRules(failed=True))
+    for error in (None, QueueFull("full"), None):
+        world.submit().pass_end(error)
+    assert [(trace.kept, trace.picked) for trace in world.traces()] == [
+        (False, False), (True, False), (False, False),
+    ]  # fmt: skip
+
+
+def test_slow_requests_are_kept_at_their_end() -> None:
+    for slow_ns, kept in ((1, True), (10**15, False)):
+        world = World(RARE, tail=TailRules(slow_ns))
+        world.accepted().pass_response(a_response(), True)
+        assert [trace.kept for trace in world.traces()] == [kept]
+
+
+def test_requests_that_are_kept_count() -> None:
+    settings = TraceSettings(timestamps=True, rate=1_000, count=2)
+    world = World(settings, tail=TailRules(failed=True))
+    for _ in range(2):
+        world.submit().pass_end()
+        world.submit().pass_end(QueueFull("full"))
+    assert [trace.kept for trace in world.traces()] == [False, True, False, True]
+    assert not world.traced()
+    assert world.traces()[-1].last
+
+
+@pytest.mark.parametrize(("choice", "request_id", "headers", "parameters", "chosen"), [
+    (Choice("id", "debug-*"), "debug-7", {}, {}, True),
+    (Choice("id", "debug-*"), "other", {}, {}, False),
+    (Choice("id", "*"), "", {}, {}, False),
+    (Choice("header", "x-trace"), "", {"x-trace": "1"}, {}, True),
+    (Choice("header", "x-trace"), "", {"x-trace": " 0 "}, {}, False),
+    (Choice("header", "x-trace"), "", {}, {"x-trace": True}, False),
+    (Choice("parameter", "trace"), "", {}, {"trace": True}, True),
+    (Choice("parameter", "trace"), "", {}, {"trace": False}, False),
+    (Choice("parameter", "trace"), "", {}, {"other": 1}, False),
+])  # fmt: skip
+def test_requests_that_are_chosen(
+    choice: Choice, request_id: str, headers: Any, parameters: Any, chosen: bool
+) -> None:
+    world = World(RARE, tail=TailRules(choices=(choice,)))
+    door = Door(headers)
+    door.id, door.parameters = request_id, parameters
+    world.accepted(door).pass_end()
+    assert [trace.picked for trace in world.traces()] == [True] * chosen
+    assert world.tracing.headers == ({"": ("x-trace",)} if choice.kind == "header" else {})
+
+
+def test_calls_of_a_request_are_decided_with_it() -> None:
+    world = World(RARE, tail=TailRules(failed=True))
+    call = world.accepted()
+    world.tracing.submit_child(world.version.submit, Inner(link=call.context.trace))
+    inner = world.version.got[1]
+    world.tracing.submit_child(world.version.submit, Inner(link=inner.context.trace))
+    for one in reversed(world.version.got):
+        one.pass_response(a_response(), True)
+    third, second, first = world.traces()
+    assert (first.root, second.root, third.root) == (0, first.number, first.number)
+    assert not any(trace.picked for trace in (first, second, third))
+    assert not first.kept
+
+
+def test_other_servers_are_told_what_is_sampled_for_sure() -> None:
+    world = World(
+        RARE, TraceMode.OPENTELEMETRY, TailRules(failed=True, choices=(Choice("id", "x"),))
+    )
+    doors = [Door({"traceparent": PARENT + flags}) for flags in ("00", "01", "00")] + [Door()]
+    doors[2].id = "x"
+    for door in doors:
+        world.submit(door)
+    contexts = [read_link(call.context.trace).context for call in world.version.got]
+    assert [found and found.sampled for found in contexts] == [False, True, True, False]
+    assert [found and found.trace_id == 7 for found in contexts] == [True, True, True, False]
+    for call in world.version.got:
+        call.pass_end()
+    assert [trace.kept for trace in world.traces()] == [False, True, True, False]
 
 
 def test_invalid_contexts_and_those_without_a_collector_are_ignored() -> None:

@@ -116,6 +116,19 @@ async def rest_errors(s: Session) -> None:
         assert caught.value.response.status_code == status
 
 
+async def rest_version_1(s: Session) -> None:
+    from kserve.inference_client import RESTConfig
+
+    rest = s.kserve.InferenceRESTClient(RESTConfig(protocol="v1", timeout=30))
+    try:
+        assert await rest.is_model_ready(s.url, "simple") is True
+        rows = [{"INPUT0": [1] * 16, "INPUT1": [2] * 16}]
+        answer = await rest.infer(s.url, {"instances": rows}, "simple")
+        assert answer == {"predictions": [{"OUTPUT0": [3] * 16, "OUTPUT1": [-1] * 16}]}
+    finally:
+        await rest.close()
+
+
 async def grpc_health(s: Session) -> None:
     assert await s.grpc.is_server_live() is True
     assert await s.grpc.is_server_ready() is True
@@ -164,8 +177,8 @@ CHECKS: dict[str, Callable[[Session], Awaitable[None]]] = {
     for check in (
         rest_health, rest_infer_json, rest_infer_binary, rest_infer_binary_answer,
         rest_infer_chosen_outputs, rest_infer_dictionary, rest_infer_strings, rest_digit,
-        rest_errors, grpc_health, grpc_infer_contents, grpc_infer_raw, grpc_infer_strings,
-        grpc_errors, many_at_once,
+        rest_errors, rest_version_1, grpc_health, grpc_infer_contents, grpc_infer_raw,
+        grpc_infer_strings, grpc_errors, many_at_once,
     )
 }  # fmt: skip
 

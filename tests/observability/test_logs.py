@@ -168,6 +168,16 @@ def test_writing_json_to_a_file(tmp_path: Path) -> None:
 # --- changes by clients
 
 
+def test_the_last_records_are_kept() -> None:
+    program = PROGRAM.replace("Logs(", "logs = Logs(") + "print(*logs.tail(), sep='\\n')"
+    ran = subprocess.run(
+        [sys.executable, "-c", program, repr({"tail": 2, "format": "json"})],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    kept = [json.loads(line)["message"] for line in ran.stdout.splitlines()]
+    assert kept == ["warning of asyncio", "error of asyncio"]
+
+
 def test_settings_by_name() -> None:
     control = LogControl(LogSettings(2, False, True, False, "ISO8601", "/var/log/x"))
     assert control.document() == {

@@ -4,12 +4,18 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
-from mmap import MAP_PRIVATE, mmap
+from mmap import MAP_PRIVATE, PAGESIZE, mmap
 from pathlib import Path
 
 import pytest
 
-from headrace.observability.machine import GrowthMeter, Machine, in_process_estimate, memory_of
+from headrace.observability.machine import (
+    GrowthMeter,
+    Machine,
+    in_process_estimate,
+    memory_of,
+    process_use,
+)
 
 MEMINFO = """\
 MemTotal:       16384000 kB
@@ -168,3 +174,15 @@ def test_growth_is_attributed_only_to_a_single_load() -> None:
     with GrowthMeter().measuring() as grown, mmap(-1, 8 * MIB, MAP_PRIVATE) as fresh:
         fresh[::4096] = bytes([1]) * (8 * MIB // 4096)
         assert (grown() or 0) > MIB
+
+
+def test_the_use_of_a_process(tmp_path: Path) -> None:
+    used = process_use(os.getpid())
+    assert used.resident_bytes > 1 << 20
+    assert used.threads >= 1
+    (tmp_path / "7").mkdir()
+    fields = ["S", *(["0"] * 10), "150", "50", *(["0"] * 4), "3", *(["0"] * 3), "2"]
+    (tmp_path / "7" / "stat").write_text(f"7 (a) b) {' '.join(fields)} 0")
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert process_use(7, tmp_path) == (2 * PAGESIZE, 3, 200 / ticks)
+    assert process_use(8, tmp_path) == (0, 0, 0)

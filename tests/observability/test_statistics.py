@@ -1,13 +1,17 @@
 """Statistics of one model version, as the protocol counts them."""
 
+import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from headrace.observability.statistics import (
     FAILURE_REASONS,
     LATENCY_BOUNDS,
+    Answers,
     Histogram,
+    LatencyBounds,
     VersionStatistics,
 )
 
@@ -75,6 +79,59 @@ def test_a_histogram_counts_by_upper_bounds(duration: int, index: int) -> None:
     assert histogram.counts[index] == 3
     assert sum(histogram.counts) == 3
     assert histogram.total_ns == 3 * duration
+
+
+def test_a_batch_waits_while_an_instance_is_idle() -> None:
+    counted = VersionStatistics()
+    # An instance is idle from 60 microseconds on: one request waited for it, too.
+    counted.batch_succeeded([0, 70_000], 2, 2, 100_000, 103_000, 400_000, 402_000, 60_000)
+    assert counted.batch_wait_histogram.total_ns == 40_000 + 30_000
+    assert counted.queue_histogram.total_ns == 100_000 + 30_000
+    assert counted.transfer_histogram.total_ns == 2 * 5_000
+    histograms = counted.batch_wait_histogram, counted.transfer_histogram
+    assert [sum(histogram.counts) for histogram in histograms] == [2, 2]
+
+
+def test_histograms_with_other_buckets_count_for_the_usual_ones_too() -> None:
+    bounds = LatencyBounds((70_000, 3_000_000), native=True)
+    histogram = Histogram(bounds.counted)
+    durations = (1, 50_000, 60_000, 70_000, 70_001, 2_999_999, 3_000_001, 10**12)
+    for duration in durations:
+        histogram.observe(duration)
+    assert histogram.within(bounds.buckets) == [4, 2, 2]
+    usual = Histogram()
+    for duration in durations:
+        usual.observe(duration)
+    assert histogram.within(LATENCY_BOUNDS) == usual.counts
+
+
+def test_answers_are_counted_by_class_and_reported_to_another_process() -> None:
+    front, engine = Answers(), Answers()
+    front.of("http", "infer").answered(200, 80_000)
+    front.of("http", "infer", identity="key").answered(200, 90_000)
+    front.of("http", "infer").of_class("key").answered(404, 1)
+    front.of("grpc", "infer", identity="token").answered(0, 5)
+    for _ in range(2):  # the second report is empty
+        engine.add(json.loads(json.dumps(front.take())))
+    assert list(engine.samples()) == [
+        ("grpc", "infer", "OK", 1), ("http", "infer", "200", 2), ("http", "infer", "404", 1),
+    ]  # fmt: skip
+    found = [(*key, timed.total_ns, sum(timed.counts)) for *key, timed in engine.durations()]
+    assert found == [
+        ("grpc", "infer", "token", "OK", 5, 1),
+        ("http", "infer", "anonymous", "200", 80_000, 1),
+        ("http", "infer", "key", "200", 90_000, 1),
+        ("http", "infer", "key", "404", 1, 1),
+    ]
+
+
+@pytest.mark.parametrize("grown", [
+    [1], [["http", "infer", "key", "200", 1, 1, []]], [["http", "infer", "key", 999, 1, 1, []]],
+    [["http", "infer", "key", 200, 1, 1, [[999, 1]]]], [["http", "infer", "key", 200, 1, 1, [1]]],
+])  # fmt: skip
+def test_malformed_reports_of_answers(grown: Any) -> None:
+    with pytest.raises((ValueError, TypeError, IndexError)):
+        Answers().add(grown)
 
 
 def test_histograms_hold_every_successful_request() -> None:

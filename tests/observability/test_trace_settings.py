@@ -11,7 +11,9 @@ import pytest
 from headrace.build import make_tracing
 from headrace.core.errors import InvalidRequest, LoadFailed, ServerError, Unsupported
 from headrace.observability.trace_settings import (
+    Choice,
     SettingsTable,
+    TailRules,
     TraceConfig,
     TraceMode,
     TraceSettings,
@@ -155,6 +157,18 @@ def test_levels_add_up_and_other_values_replace_one_another() -> None:
     assert read_trace_config(["level=OFF"]).settings.off
 
 
+def test_rules_for_requests_beside_the_rate() -> None:
+    texts = [
+        "slow-ms=250", "failed=TRUE", "chosen=header:X-Trace", "chosen=id:debug-*",
+        "chosen=parameter:Trace", "rate=0", "triton,file=f", "level=TIMESTAMPS",
+    ]  # fmt: skip
+    config = read_trace_config(texts)
+    choices = Choice("header", "x-trace"), Choice("id", "debug-*"), Choice("parameter", "Trace")
+    assert config.tail == TailRules(250_000_000, True, choices)
+    assert config.problem(config.settings) == ""
+    assert read_trace_config(["failed=true", "failed=0"]).tail == TailRules()
+
+
 def test_the_older_options() -> None:
     texts = old_options("t.json", ["MIN"], 7, 5, 3)
     assert read_trace_config(texts) == TraceConfig(
@@ -200,7 +214,12 @@ def test_options_win_over_opentelemetrys_variables() -> None:
     ("count=-2", "Expecting value >= -1, got:-2"),
     ("level=ALL", "unknown trace level 'ALL', expected OFF, or TIMESTAMPS, TENSORS or both"),
     ("mode=jaeger", "mode='jaeger': expected triton or opentelemetry"),
-    ("file=x", "unknown setting 'file', expected level, rate, count, mode; what belongs to a"),
+    ("file=x", "unknown setting 'file', expected level, rate, count, mode, slow-ms, failed,"),
+    ("slow-ms=0", "slow-ms='0': expected milliseconds from 1 to"),
+    ("slow-ms=fast", "slow-ms='fast': expected milliseconds from 1 to"),
+    ("failed=often", "failed='often': expected true or false"),
+    ("chosen=x-trace", "chosen='x-trace': expected id:PATTERN, header:NAME or parameter:NAME"),
+    ("chosen=header:", "chosen='header:': expected id:PATTERN, header:NAME or parameter:NAME"),
     ("jaeger,file=x", "unknown mode 'jaeger', expected triton or opentelemetry"),
     ("triton,url=x", "unknown setting 'url' of mode triton, expected file, log-frequency"),
     ("opentelemetry,resource=x", "'x': expected KEY=VALUE"),

@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from headrace.core.plugins import OWN
 from headrace.settings import OPTIONS
 from tests.models import onnx_graphs
 from tests.support.remote import free_ports
@@ -39,9 +40,15 @@ def load(path: str) -> Manifest:
 DEPLOYMENT = load("kubernetes/deployment.yaml")
 SERVICE = load("kubernetes/service.yaml")
 BUDGET = load("kubernetes/pod-disruption-budget.yaml")
+COMPOSE = load("compose.yaml")
 KUSTOMIZATION = load("kubernetes/kustomization.yaml")
 RUNTIME = load("kserve/cluster-serving-runtime.yaml")
 INFERENCE_SERVICE = load("kserve/inference-service.yaml")
+GRAPH = load("kserve/inference-graph.yaml")
+INFERENCE_SERVICES = {
+    path.stem: load(f"kserve/{path.name}")
+    for path in sorted((DEPLOY / "kserve").glob("inference-service*.yaml"))
+}
 
 POD = DEPLOYMENT["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
@@ -91,7 +98,8 @@ def test_kubernetes_accepts_the_runtime_container(version: str) -> None:
 def test_kustomization_lists_every_manifest() -> None:
     others = {path.name for path in (DEPLOY / "kubernetes").glob("*.yaml")}
     assert set(KUSTOMIZATION["resources"]) == others - {"kustomization.yaml"}
-    assert [image["name"] for image in KUSTOMIZATION["images"]] == [CONTAINER["image"]]
+    [image] = KUSTOMIZATION["images"]
+    assert f"{image['name']}:{image['newTag']}" == CONTAINER["image"]
 
 
 # The SDK registers protobuf files of its own, so it gets an interpreter of its own. Members below
@@ -121,9 +129,10 @@ json.dump(list(unknown(json.load(sys.stdin), sys.argv[1], [])), sys.stdout)
 @pytest.mark.slow
 @pytest.mark.parametrize(("manifest", "model", "expected"), [
     (RUNTIME, "V1alpha1ClusterServingRuntime", []),
-    (INFERENCE_SERVICE, "V1beta1InferenceService", []),
+    *((service, "V1beta1InferenceService", []) for service in INFERENCE_SERVICES.values()),
+    (GRAPH, "V1alpha1InferenceGraph", []),
     (RUNTIME | {"spec": {"formats": []}}, "V1alpha1ClusterServingRuntime", ["spec.formats"]),
-], ids=["runtime", "inference service", "misspelt"])  # fmt: skip
+], ids=["runtime", *INFERENCE_SERVICES, "graph", "misspelt"])  # fmt: skip
 def test_kserve_knows_every_member(manifest: Manifest, model: str, expected: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", UNKNOWN_MEMBERS, model],
@@ -138,20 +147,31 @@ def test_kserve_knows_every_member(manifest: Manifest, model: str, expected: lis
 def test_runtime_has_what_kserve_requires() -> None:
     assert RUNTIME["apiVersion"] == "serving.kserve.io/v1alpha1"
     assert KSERVE_CONTAINER["name"] == "kserve-container"
-    assert RUNTIME["spec"]["protocolVersions"] == ["v2", "grpc-v2"]
-    (model_format,) = RUNTIME["spec"]["supportedModelFormats"]
-    # It is selected by name alone: other ONNX models of a cluster must not be affected.
-    assert model_format == {"name": "onnx", "version": "1", "autoSelect": False}
+    assert RUNTIME["spec"]["protocolVersions"] == ["v1", "v2", "grpc-v2"]
+    # It is selected by name alone: other models of a cluster must not be affected.
+    formats = RUNTIME["spec"]["supportedModelFormats"]
+    assert not any(each["autoSelect"] for each in formats)
     assert options(KSERVE_CONTAINER)["model-repository"] == "/mnt/models"
 
 
-def test_inference_service_uses_the_runtime() -> None:
-    model = INFERENCE_SERVICE["spec"]["predictor"]["model"]
+def test_the_runtime_has_every_format_with_a_backend() -> None:
+    found = {each["name"] for each in RUNTIME["spec"]["supportedModelFormats"]}
+    # ONNX has the name of KServe; upstreams and ensembles are no files.
+    backends = {*OWN["headrace.backends"], "onnx"}
+    assert found == backends - {"onnxruntime", "triton", "ensemble"}
+
+
+@pytest.mark.parametrize("service", INFERENCE_SERVICES.values(), ids=INFERENCE_SERVICES)
+def test_inference_services_use_the_runtime(service: Manifest) -> None:
+    model = service["spec"]["predictor"]["model"]
     assert model["runtime"] == RUNTIME["metadata"]["name"]
     assert model["protocolVersion"] in RUNTIME["spec"]["protocolVersions"]
     formats = {supported["name"] for supported in RUNTIME["spec"]["supportedModelFormats"]}
     assert model["modelFormat"]["name"] in formats
     assert model["storageUri"]
+    assert {each["name"] for each in model.get("env", ())} <= {option.env for option in OPTIONS}
+    for port in model.get("ports", ()):
+        assert port["containerPort"] == ports(KSERVE_CONTAINER)["grpc"]
 
 
 @CONTAINERS
@@ -163,7 +183,8 @@ def test_options_exist(container: Manifest) -> None:
 def test_kubernetes_ports_are_the_servers() -> None:
     listening = ports(CONTAINER)
     assert {port["name"]: port["containerPort"] for port in CONTAINER["ports"]} == listening
-    assert {port["targetPort"]: port["port"] for port in SERVICE["spec"]["ports"]} == listening
+    offered = {port["targetPort"]: port["port"] for port in SERVICE["spec"]["ports"]}
+    assert offered == {door: port for door, port in listening.items() if door != "metrics"}
     annotations = DEPLOYMENT["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/port"] == str(listening["metrics"])
 
@@ -177,10 +198,10 @@ def test_kserve_ports_are_the_servers() -> None:
 
 
 def test_selectors_find_the_pods() -> None:
-    labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
-    assert DEPLOYMENT["spec"]["selector"]["matchLabels"] == labels
-    assert BUDGET["spec"]["selector"]["matchLabels"] == labels
-    assert SERVICE["spec"]["selector"] == labels
+    labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"].items()
+    assert DEPLOYMENT["spec"]["selector"]["matchLabels"].items() <= labels
+    assert BUDGET["spec"]["selector"]["matchLabels"].items() <= labels
+    assert SERVICE["spec"]["selector"].items() <= labels
 
 
 def test_models_are_mounted_read_only_where_the_server_looks() -> None:
@@ -189,6 +210,19 @@ def test_models_are_mounted_read_only_where_the_server_looks() -> None:
     assert mount["name"] == volume["name"]
     assert mount["mountPath"] == options(CONTAINER)["model-repository"]
     assert mount["readOnly"] is volume["persistentVolumeClaim"]["readOnly"] is True
+
+
+def test_the_compose_file_runs_the_container_of_the_pods() -> None:
+    [service] = COMPOSE["services"].values()
+    assert service["command"] == CONTAINER["args"]
+    assert service["environment"] == {each["name"]: each["value"] for each in CONTAINER["env"]}
+    assert service["stop_grace_period"] == f"{POD['terminationGracePeriodSeconds']}s"
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    targets = {volume.rpartition(":ro")[0] or volume for volume in service["volumes"]}
+    mounts = {mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
+    assert {target.rpartition(":")[2] for target in targets} == mounts
 
 
 @pytest.mark.parametrize(("container", "grace"), [

@@ -59,7 +59,9 @@ def test_every_download_is_checked_by_hash() -> None:
 
 def test_the_final_stage() -> None:
     assert values(FINAL, "RUN") == []
-    assert values(FINAL, "COPY") == ["--from=build /opt/headrace /opt/headrace"]
+    assert values(FINAL, "COPY") == [
+        "--from=build /opt/headrace /opt/headrace", "--from=build /opt/root/ /"
+    ]  # fmt: skip
     assert values(FINAL, "WORKDIR") == ["/models"]
     assert values(FINAL, "EXPOSE") == ["8000 8001 8002"]
     # In exec form no shell stands between the container runtime and the server.

@@ -21,7 +21,7 @@ from headrace.core.plugins import OWN
 
 REPO = Path(__file__).parents[2]
 PACKAGE = REPO / "server" / "headrace"
-SHIPPED = {".py", ".pyi", ".binpb", ".typed", ".js", ".gz", ".txt"}
+SHIPPED = {".py", ".pyi", ".binpb", ".typed", ".js", ".gz", ".txt", ".css", ".html"}
 EXAMPLES = "headrace/example_models/"
 
 pytestmark = pytest.mark.slow

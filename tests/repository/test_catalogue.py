@@ -17,7 +17,7 @@ from headrace.repository.catalogue import (
 )
 from headrace.repository.layout import materialised
 from headrace.repository.model_files import fingerprint
-from headrace.repository.store import Lease
+from headrace.repository.store import Lease, Store
 from tests.repository.files import directories, write
 from tests.support.stores import catalogue, scan
 
@@ -101,8 +101,11 @@ def test_a_repository_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCapt
     known = catalogue([tmp_path / "gone", models(tmp_path / "one", "a")])
     assert known.names() == {"a": ""}
     assert "gone cannot be read" in caplog.text
+    found = known.read("a")
+    assert found is not None
+    assert found.path == tmp_path / "one" / "a"
     with pytest.raises(LoadFailed, match="gone cannot be read"):
-        known.read("a")
+        known.read("b")
 
 
 def test_a_name_of_several_repositories_with_namespaces(tmp_path: Path) -> None:
@@ -127,12 +130,11 @@ def test_models_loaded_at_start(tmp_path: Path) -> None:
 # --- stores
 
 
-class Shelf:
+class Shelf(Store):
     """A store of models whose directories are made when they are loaded."""
 
-    address = "shelf:one"
-
     def __init__(self, root: Path, tokens: dict[str, str]) -> None:
+        self.address = "shelf:one"
         self._root = root
         self.tokens = tokens
         self.made = list[tuple[str, Hashable]]()
@@ -200,5 +202,5 @@ def test_names_of_stores_with_namespaces(tmp_path: Path) -> None:
 
 def test_an_address_without_a_store_is_a_directory(tmp_path: Path) -> None:
     assert open_store(str(tmp_path)) == Directory(tmp_path)
-    with pytest.raises(LoadFailed, match=r"^s3://bucket is in an object store"):
-        open_store("s3://bucket").names()
+    with pytest.raises(LoadFailed, match=r"^hf://team/model is on the Hugging Face Hub"):
+        open_store("hf://team/model").names()

@@ -63,7 +63,7 @@ def test_a_url_is_refused_with_advice(url: str, copies: str) -> None:
         with pytest.raises(LoadFailed) as raised:
             look(Path(url))
         assert str(raised.value).startswith(f"{url} is ")
-        assert "models are read from directories" in str(raised.value)
+        assert "this server has no store for that" in str(raised.value)
         assert copies in str(raised.value)
 
 

@@ -51,7 +51,7 @@ def test_good_configurations(text: str) -> None:
 @pytest.mark.parametrize(("text", "path", "says"), [
     ('name: "n"', "name", "unexpected directory name 'm' for model 'n', directory name must"),
     ("max_batch_size: -1", "max_batch_size", "must not be negative, got -1"),
-    ("ensemble_scheduling { }", "ensemble_scheduling", "is not supported by this server"),
+    ("ensemble_scheduling { }", "ensemble_scheduling", "needs the platform 'ensemble', got ''"),
     ("input { }", "input[0].name", "every input must have a name"),
     ('output { name: "y" } output { }', "output[1].name", "every output must have a name"),
     ('input { name: "x" } input { name: "x" }', "input[1].name", "'x' is given twice"),

@@ -37,10 +37,15 @@ _SECONDS = 60.0
 class GrpcClient(Client):
     """A gRPC client; tensors travel in `raw_input_contents`."""
 
-    def __init__(self, address: str, *options: tuple[str, int], root: bytes = b"") -> None:
-        """With a `root` of certificates, over TLS."""
+    def __init__(
+        self, address: str, *options: tuple[str, int], root: bytes = b"", key: str = ""
+    ) -> None:
+        """With a `root` of certificates, over TLS, and there with a `key`, if any."""
         if root:
             known = grpc.ssl_channel_credentials(root)
+            if key:
+                bearer = grpc.access_token_call_credentials(key)
+                known = grpc.composite_channel_credentials(known, bearer)
             self.channel = grpc.secure_channel(address, known, (*OPTIONS, *options))
         else:
             self.channel = grpc.insecure_channel(address, (*OPTIONS, *options))
@@ -154,7 +159,7 @@ def infer_message(
     outputs: Sequence[Output] = (),
     version: str = "",
     id: str = "",
-    parameters: dict[str, Parameter] | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
 ) -> pb.ModelInferRequest:
     """A request message with raw tensors."""
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=id)

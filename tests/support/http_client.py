@@ -36,10 +36,11 @@ JSON_SIZE = "Inference-Header-Content-Length"
 class HttpClient(Client):
     """An HTTP client; with `binary` tensors travel in binary form, both ways."""
 
-    def __init__(self, url: str, binary: bool) -> None:
+    def __init__(self, url: str, binary: bool, key: str = "") -> None:
         self._binary = binary
         self._http = httpx.Client(
             base_url=url,
+            headers={"authorization": f"Bearer {key}"} if key else {},
             timeout=60,
             limits=httpx.Limits(max_connections=None),
             trust_env=False,

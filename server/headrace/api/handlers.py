@@ -35,6 +35,7 @@ from headrace.core.tensors import Buffer
 from headrace.core.texts import shown
 from headrace.engine import documents
 from headrace.engine.engine import Engine
+from headrace.engine.status import status
 from headrace.engine.version import ModelVersion
 from headrace.observability.logs import FORMATS
 from headrace.protocol.documents import to_json
@@ -201,6 +202,12 @@ async def _statistics_json(
 def _counters(version: ModelVersion) -> orjson.Fragment:
     # As text: the document of a thousand models takes longer to write than a piece of it may take.
     return orjson.Fragment(orjson.dumps(to_json(documents.statistics(version))))
+
+
+async def _server_status(
+    engine: Engine, parts: Parts, body: Document, identity: Identity
+) -> Document:
+    return await status(engine, identity)
 
 
 # --- model repository
@@ -397,6 +404,15 @@ def _log_settings_json(engine: Engine, parts: Parts, body: Document) -> Document
     return engine.logs.document()
 
 
+def _log_tail(engine: Engine, parts: Parts, body: Document) -> Document:
+    if not (kept := engine.logs.settings.tail):
+        raise Unsupported(
+            "no records of the log are kept: that takes --log-tail-lines, and an access file"
+            " (--access) unless HTTP is open to this machine alone"
+        )
+    return {"kept": kept, "records": engine.logs.tail()}
+
+
 # --- traffic between the versions of a model
 
 
@@ -434,6 +450,10 @@ def _version_and_reason(parts: Parts, body: Document) -> traffic_pb2.ModelVersio
     return traffic_pb2.ModelVersionRequest(name=parts["name"], **given)
 
 
+def _without_procedure(engine: Engine, *asked: Any) -> Message:
+    raise AssertionError("a message for an operation that is HTTP only. This is a bug.")
+
+
 HANDLERS: Mapping[str, Handler] = {
     "ServerLive": Handler(lambda engine, _: pb.ServerLiveResponse(live=True)),
     "ServerReady": Handler(
@@ -449,6 +469,7 @@ HANDLERS: Mapping[str, Handler] = {
     "ModelMetadata": Handler(_model_metadata),
     "ModelConfig": Handler(_model_config, _model_config_json),
     "ModelStatistics": Handler(_statistics, _statistics_json, listing=True),
+    "ServerStatus": Handler(_without_procedure, _server_status, listing=True),
     "RepositoryIndex": Handler(_index, _index_json, listing=True),
     "RepositoryModelLoad": Handler(_load, _load_json, _check_control, _read_load, _allow_control),
     "RepositoryModelUnload": Handler(_unload, _unload_json, _check_control, allow=_allow_control),
@@ -460,6 +481,7 @@ HANDLERS: Mapping[str, Handler] = {
     "CudaSharedMemoryUnregister": _unregister(pb.CudaSharedMemoryUnregisterResponse, True),
     "TraceSetting": Handler(_trace_setting, _trace_setting_json, changes=_has_settings),
     "LogSettings": Handler(_log_settings, _log_settings_json, changes=_has_settings),
+    "LogTail": Handler(_without_procedure, _log_tail),
     "ModelTraffic": Handler(lambda engine, asked: engine.traffic.document(asked.name)),
     "SetModelTraffic": Handler(
         lambda engine, asked: _set_traffic(engine, asked.name, to_json(asked.rules)),

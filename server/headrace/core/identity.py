@@ -22,9 +22,9 @@ class Permission(StrEnum):
     OPEN = "open"  # of everyone: liveness and readiness of the server, description of the protocol
     INFER = "infer"
     READ = "read"  # metadata, configurations, the index
-    OBSERVE = "observe"  # statistics, metrics, settings of traces and of the log
+    OBSERVE = "observe"  # status, statistics, metrics, settings of traces and of the log
     CONTROL = "control"  # models, traffic, shared memory
-    ADMIN = "admin"  # settings of traces and of the log
+    ADMIN = "admin"  # settings of traces and of the log, its last records
 
 
 EVERYTHING = frozenset(Permission)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.core.datatypes import Datatype
 from headrace.core.limits import ExecutionLimits
-from headrace.core.signature import Shape
+from headrace.core.signature import Shape, Signature
 from headrace.core.tensors import Buffer
 
 _VARIABLE = re.compile(r"[^\s=,]+")
@@ -73,6 +73,10 @@ def _nothing() -> str:
     return "{}"
 
 
+# A model that another one runs, by its name, and its version, "" for any.
+Used = tuple[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
     """Specification of one instance of one model version, for a backend.
@@ -88,7 +92,8 @@ class LoadSpec:
     not ask. `auto_complete` allows the model to complete it, with `default_max_batch_size` if the
     configuration sets none; 0 disables that. After `deadline`, of the monotonic clock, loading is
     abandoned. `limits` are the server's execution limits, which `parameters` may override, and
-    `isolation` confines processes; None for commands, which only prepare environments.
+    `isolation` confines processes; None for commands, which only prepare environments. `used` are
+    the signatures of the models that this one runs.
     """
 
     model: str
@@ -112,6 +117,7 @@ class LoadSpec:
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
     single_file: bool = False
     isolation: IsolationOptions | None = None
+    used: Mapping[Used, Signature] = field(default_factory=dict)
 
     @property
     def config(self) -> str:

@@ -41,6 +41,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "mojo": "headrace.plugins.loaders.backend:mojo",
         "pytorch": "headrace.plugins.loaders.backend:pytorch",
         "triton": "headrace.placement.upstream.backend:RemoteBackend.of",
+        "ensemble": "headrace.plugins.ensembles.backend:EnsembleBackend",
     },
     "headrace.stages": {
         "traffic": "headrace.plugins.traffic.control:TrafficStage",
@@ -49,6 +50,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "serve": "headrace.cli.serve:SERVE",
         "consume": "headrace.plugins.inboxes.command:CONSUME",
         "infer": "headrace.cli.commands.infer:INFER",
+        "status": "headrace.cli.commands.status:STATUS",
         "top": "headrace.cli.commands.top:TOP",
         "models": "headrace.cli.commands.models:MODELS",
         "environments": "headrace.plugins.environments.command:ENVIRONMENTS",
@@ -58,6 +60,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "run": "headrace.plugins.run.command:RUN",
         "completion": "headrace.cli.commands.completion:COMPLETION",
         "access": "headrace.plugins.access.command:ACCESS",
+        "activator": "headrace.plugins.activator.command:ACTIVATOR",
     },
     "headrace.protocols": {
         "v2": "headrace.placement.upstream.options:v2_protocol",
@@ -74,9 +77,21 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "flight": "headrace.plugins.flight.door:FlightDoor",
         "inboxes": "headrace.plugins.inboxes.door:Inboxes",
     },
-    "headrace.stores": {},
+    "headrace.stores": {
+        "s3": "headrace.plugins.stores.objects:object_store",
+        "gs": "headrace.plugins.stores.objects:object_store",
+        "az": "headrace.plugins.stores.objects:object_store",
+        "as": "headrace.plugins.stores.objects:object_store",
+        "sqlite": "headrace.plugins.stores.database:database_store",
+        "postgresql": "headrace.plugins.stores.database:database_store",
+        "mysql": "headrace.plugins.stores.database:database_store",
+        "http": "headrace.plugins.stores.web:web_store",
+        "https": "headrace.plugins.stores.web:web_store",
+    },
     "headrace.pages": {
+        "console": "headrace.plugins.console:add_console",
         "openapi": "headrace.plugins.openapi:add_pages",
+        "v1": "headrace.plugins.kserve_v1:add_v1",
     },
 }
 PARTS: Mapping[str, str] = {
@@ -87,6 +102,7 @@ PARTS: Mapping[str, str] = {
     "cuda_memory": "headrace.plugins.cuda_memory:opener",
     "frontends": "headrace.plugins.frontends.supervisor:Supervisor",
     "functions": "headrace.plugins.functions:load",
+    "graphs": "headrace.plugins.ensembles.drawing:draw",
     "grpcio": "headrace.plugins.grpcio:grpcio_server",
     "in_process": "headrace.plugins.in_process:LoadedInProcess",
     "nvml": "headrace.plugins.nvml:Nvml",
@@ -94,6 +110,8 @@ PARTS: Mapping[str, str] = {
     "poll": "headrace.plugins.following:Follower",
     "rate_limiter": "headrace.plugins.rate_limiter:rate_limiter",
     "reload": "headrace.plugins.following:Reloader",
+    "sign": "headrace.plugins.stores.signatures:signed",
+    "signatures": "headrace.plugins.stores.signatures:required",
     "traces": "headrace.plugins.traces:trace_sink",
     "traffic": "headrace.plugins.traffic.control:TrafficControl",
     "triton_servers": "headrace.plugins.triton.servers:TritonServers",

@@ -6,6 +6,7 @@ are counted, and opened by `--door NAME=ADDRESS`. Its calls are subclasses of `D
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter_ns
 from typing import Protocol
 
 from headrace.api.gate import check
@@ -16,7 +17,7 @@ from headrace.core.plugins import PluginGroup
 from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
 from headrace.engine.entrance import Entrance, Target
-from headrace.observability.statistics import Sourced
+from headrace.observability.statistics import AnswerCounters, Sourced
 from headrace.protocol.status import STATUS
 
 _GONE = 499  # in place of a status: the client has left before its answer
@@ -52,7 +53,9 @@ class DoorCall(Call):
     Subclasses have the door's name in capitals as `door`, and write responses and errors.
     """
 
-    def __init__(self, account: Account, answers: list[int], identity: Identity = NOBODY) -> None:
+    def __init__(
+        self, account: Account, answers: AnswerCounters, identity: Identity = NOBODY
+    ) -> None:
         """`answers` counts by HTTP status: `engine.admission.answers.of(door, operation)`.
 
         `identity` is the client, mostly by `Gate.enter` with the engine's `access`. Without one, it
@@ -65,6 +68,7 @@ class DoorCall(Call):
         self.nbytes = 0
         self.over = asyncio.Event()
         self._entered = False
+        self._since = perf_counter_ns()
 
     def write(self, response: InferResponse) -> None:
         """Write a response to the client; raises `ServerError` if it has no form there."""
@@ -123,5 +127,6 @@ class DoorCall(Call):
         if self._entered:
             self._entered = False
             self.account.leave(self.nbytes)
-        self.answers[status] += 1
+        answers = self.answers.of_class(self.context.identity.kind)
+        answers.answered(status, perf_counter_ns() - self._since)
         self.over.set()

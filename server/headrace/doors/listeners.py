@@ -5,12 +5,14 @@ accepts no more connections; a killed server leaves it behind, and the next one 
 socket on which a server listens is never replaced.
 """
 
+import ctypes
 import errno
 import fcntl
 import os
 import socket
 import stat
 import struct
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,17 @@ if TYPE_CHECKING:
 QUEUE = 4096  # connections that can wait to be accepted; others are retried after a second
 CLOSED = "none"  # as a door's address: no port is opened
 _CREDENTIALS = struct.Struct("3i")  # process, user and group
+_SO_ATTACH_FILTER = 26
+_INSTRUCTION = struct.Struct("HBBI")  # of a socket filter: code, jumps if true and false, operand
+_WITHOUT_SYN = b"".join(
+    _INSTRUCTION.pack(*instruction)
+    for instruction in (
+        (0x30, 0, 0, 13),  # load the flags of the TCP header
+        (0x45, 0, 1, 0x02),  # SYN is set: go on, else leave out one
+        (0x06, 0, 0, 0),  # drop the segment
+        (0x06, 0, 0, 0xFFFFFFFF),  # take all of it
+    )
+)
 
 
 def reserve(address: str, port: int, shared: bool = False) -> socket.socket:
@@ -58,6 +71,23 @@ def bind(address: str, port: int, shared: bool = False) -> socket.socket:
         raise
     listener.setblocking(False)
     return listener
+
+
+def refuse_connections(listener: socket.socket) -> None:
+    """Let no further client connect to a port; those in the queue can still be accepted.
+
+    A connection that the kernel makes between the last `accept` and `close` would be reset, with
+    the request that its client has sent meanwhile. So segments that begin one are dropped, and sent
+    again once the port is closed (`SO_ATTACH_FILTER`, see socket(7) and the kernel's
+    networking/filter.rst).
+    """
+    if sys.platform != "linux" or listener.family == socket.AF_UNIX:
+        return
+    program = ctypes.create_string_buffer(_WITHOUT_SYN, len(_WITHOUT_SYN))
+    count = len(_WITHOUT_SYN) // _INSTRUCTION.size
+    filtering = struct.pack("HP", count, ctypes.addressof(program))
+    with suppress(OSError):  # a sandbox that knows no filters
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filtering)
 
 
 class UnixSocket:

@@ -4,12 +4,13 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 from starlette.types import ASGIApp
 
+from headrace.api.answer_metrics import answer_families
 from headrace.api.audited import recording
 from headrace.api.gate import Gate
 from headrace.api.handlers import unary_handlers
@@ -40,6 +41,7 @@ from headrace.doors.tls import DoorTls
 from headrace.engine.admission import Admission
 from headrace.engine.client_accounts import limit_clients
 from headrace.engine.engine import Engine
+from headrace.engine.host import Certificate
 from headrace.observability.audit import FOLLOWED, AuditEntry, AuditOutcome
 from headrace.observability.statistics import Sourced
 from headrace.placement.cores import core_limit
@@ -55,6 +57,10 @@ _METRICS_CONNECTIONS = 128  # far more than scrapers have
 
 class FrontEnds(Protocol):
     """Processes that have the doors for clients."""
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """Their process ids by name, 0 for one that does not run."""
 
     async def start(self) -> None:
         """Start all of them, and wait until their doors are open; raises `OSError`."""
@@ -106,6 +112,7 @@ class ServerDoors:
         self._memory: list[MemoryDoor] = []  # beside them
         self._tls: list[DoorTls] = []  # of metrics and control, and in place of those of front ends
         self._following: asyncio.Task[None] | None = None  # their files
+        engine.host.certificates = self._certificates
 
     async def open(self) -> None:
         """Open the doors and print their addresses.
@@ -140,21 +147,38 @@ class ServerDoors:
             scheme = "grpcs://" if settings.grpc_use_ssl else ""
             at_port = f"{scheme}{_host(settings.grpc_address)}:{grpc}{more}" if grpc else ""
             self._show("gRPC", "grpc+unix", at_port)
+        addresses = self._engine.host.addresses
         if settings.control_address:
-            print(f"control  {self._open_control(settings.control_address)}")
+            addresses["control"] = address = self._open_control(settings.control_address)
+            print(f"control  {address}")
         if settings.allow_metrics:
             port = self._open_metrics()
             scheme = "https" if settings.metrics_use_ssl else "http"
-            print(f"metrics  {scheme}://{_host(settings.metrics_address)}:{port}/metrics")
+            at = f"{scheme}://{_host(settings.metrics_address)}:{port}/metrics"
+            addresses["metrics"] = at
+            print(f"metrics  {at}")
         for given in settings.doors:
             name, _, address = given.partition("=")
-            print(f"{name:<8} {await self._open_other(name, address)}")
+            addresses[name] = shown = await self._open_other(name, address)
+            print(f"{name:<8} {shown}")
         sys.stdout.flush()
         if self._tls or self._clients.tls:
             self._following = asyncio.ensure_future(self._follow_tls())
 
+    def _certificates(self) -> list[Certificate]:
+        """The certificates of all doors, each file of a door once."""
+        found = {
+            (tls.files.door, file): Certificate(tls.files.door, file, expires)
+            for tls in (*self._tls, *self._clients.tls)
+            for file, expires in tls.expiries.items()
+        }
+        return list(found.values())
+
     def _show(self, door: str, scheme: str, at_port: str) -> None:
         """Print a door's addresses, one a line: first that with a port, unless empty."""
+        self._engine.host.addresses[door.lower()] = at_port.partition(" ")[0] or (
+            f"{scheme}:{self._sockets[door].path}"
+        )
         shown = [at_port] if at_port else []
         if door in self._sockets:
             shown.append(f"{scheme}:{self._sockets[door].path}")
@@ -282,7 +306,8 @@ class ServerDoors:
                 log.exception("bug in the door %s", name)
             raise OSError(f"--door {name}={address}: {error}") from error
 
-    def _metrics_of_others(self) -> Iterator[Sourced]:
+    def _metrics_of_doors(self) -> Iterator[Sourced]:
+        yield from answer_families(self._engine.admission.answers)
         for door in self._others.values():
             yield from door.metrics()
 
@@ -353,10 +378,10 @@ class ServerDoors:
         def build() -> ASGIApp:
             # Imports prometheus_client: 20 ms and 4 MB.
             from headrace.doors.http.routes import create_metrics_app
-            from headrace.engine.metrics import CONTENT_TYPE
 
-            scrape = scraper(settings, engine, self._metrics_of_others)
-            return create_metrics_app(scrape, CONTENT_TYPE, self._clients.http_gate)
+            scrape = scraper(settings, engine, self._metrics_of_doors)
+            native = settings.metrics.bounds.native
+            return create_metrics_app(scrape, self._clients.http_gate, native)
 
         self._metrics = server = HttpServer(
             LateApp([], build), [self._listen("metrics")], settings.http_keep_alive_secs,
@@ -434,6 +459,8 @@ class ServerDoors:
         self._front_ends = make(engine, app, count, replace(config, http=http, grpc=grpc))
         self._front_ends.limit_clients(self._quotas)
         await self._front_ends.start()
+        front_ends = self._front_ends
+        engine.host.front_ends = lambda: front_ends.pids
         return http.port if http else 0, grpc.port if grpc else 0
 
     def _keep(self, door: str, address: str) -> tuple[int, int]:

@@ -5,8 +5,10 @@ one replaces it as a whole: what a file no longer has is trusted no more, and fi
 each other change nothing. Connections keep the context that they began with.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,12 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from ssl import SSLContext, SSLObject, SSLSocket
 
+log = logging.getLogger(__name__)
+
 VERSIONS = ("1.2", "1.3")
 _ALPN = {"http": "http/1.1", "metrics": "http/1.1", "grpc": "h2"}
 _LARGEST_FILE = 16 << 20
 _ALTERNATIVE_NAMES = b"\x55\x1d\x11"  # the object identifier 2.5.29.17
 # Tags of DER.
-_EXTENSIONS, _DNS_NAME = 0xA3, 0x82
+_VERSION, _EXTENSIONS, _DNS_NAME, _LONG_TIME = 0xA0, 0xA3, 0x82, 0x18
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 
 
@@ -113,6 +117,16 @@ class TlsFiles:
             first.sni_callback = choose
         return first
 
+    def expiries(self, contents: TlsContents) -> dict[str, float]:
+        """The first expiry in each file of certificates, since 1970, where that can be read."""
+        found = {}
+        for file, (certificate, _) in zip(self.certificates, contents.pairs, strict=True):
+            try:
+                found[file] = first_expiry(certificate)
+            except OSError as error:
+                log.warning("%s: %s; nobody can be told when it expires", file, error)
+        return found
+
     def _context(self, number: int, contents: TlsContents) -> "SSLContext":
         import ssl  # imported late: commands that only parse options do not need it
 
@@ -161,6 +175,7 @@ class DoorTls:
         self.files = files
         self.contents = files.read()
         self._context = files.context(self.contents)
+        self.expiries = files.expiries(self.contents)
         self._last = self.contents  # as read last
         self._lock = Lock()
 
@@ -180,6 +195,7 @@ class DoorTls:
             if moving or contents == self.contents:
                 return False
             self._context = self.files.context(contents)
+            self.expiries = self.files.expiries(contents)
             self.contents = contents
             return True
 
@@ -194,13 +210,8 @@ def dns_names(pem: bytes) -> list[str]:
 
     Python's own reading is for certificates of peers. Raises `OSError` for anything else.
     """
-    import ssl  # imported late, as above
-
-    begin, end = pem.find(_BEGIN), pem.find(_END)
     try:
-        der = ssl.PEM_cert_to_DER_cert(pem[begin : end + len(_END)].decode("ascii"))
-        [(_, certificate)] = _elements(der)
-        _, signed = next(_elements(certificate))
+        signed = next(_signed_parts(pem))
         extensions = next(part for tag, part in _elements(signed) if tag == _EXTENSIONS)
         [(_, listed)] = _elements(extensions)
         for _, extension in _elements(listed):
@@ -217,6 +228,39 @@ def dns_names(pem: bytes) -> list[str]:
     except (ValueError, IndexError) as error:
         raise OSError(f"a server's certificate cannot be read: {error}") from None
     return []
+
+
+def first_expiry(pem: bytes) -> float:
+    """The first expiry of the certificates in a PEM text, in seconds since 1970.
+
+    Raises `OSError` for anything else.
+    """
+    found = []
+    try:
+        for signed in _signed_parts(pem):
+            # Without the version: serial number, algorithm, issuer, and then the validity.
+            parts = [part for tag, part in _elements(signed) if tag != _VERSION]
+            _, (tag, moment) = _elements(parts[3])
+            text = moment.decode("ascii")
+            century = "" if tag == _LONG_TIME else "20" if text < "5" else "19"
+            time = datetime.strptime(century + text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+            found.append(time.timestamp())
+        return min(found)
+    except (ValueError, IndexError) as error:
+        raise OSError(f"a server's certificate cannot be read: {error}") from None
+
+
+def _signed_parts(pem: bytes) -> Iterator[bytes]:
+    """The signed part of each certificate in a PEM text; raises `ValueError` and `IndexError`."""
+    import ssl  # imported late, as above
+
+    if not (texts := pem.split(_BEGIN)[1:]):
+        raise ValueError("it has none")
+    for text in texts:
+        der = ssl.PEM_cert_to_DER_cert((_BEGIN + text.partition(_END)[0] + _END).decode("ascii"))
+        [(_, certificate)] = _elements(der)
+        (_, signed), *_ = _elements(certificate)
+        yield signed
 
 
 def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:

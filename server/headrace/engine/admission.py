@@ -30,7 +30,7 @@ from headrace.core.identity import Identity
 from headrace.core.limits import FEW, ModelLoad, Payer, Shares
 from headrace.core.turns import Turns
 from headrace.engine.workbench import Workbench
-from headrace.observability.statistics import Answers
+from headrace.observability.statistics import DEFAULT_BOUNDS, Answers, LatencyBounds
 from headrace.protocol.proxies import TrustedProxies
 
 # A client that holds up to one of so many parts of the free bytes may have a large answer.
@@ -300,6 +300,7 @@ class Admission(Account):
         max_response_bytes: int = 0,
         max_object_bytes: int = 0,
         max_request_bytes: int = 0,
+        bounds: LatencyBounds = DEFAULT_BOUNDS,
     ) -> None:
         super().__init__(None, max_requests or maxsize, max_bytes or maxsize)
         self.max_response_bytes = max_response_bytes
@@ -324,7 +325,7 @@ class Admission(Account):
         self.refused_streams = 0
         self.failed_accepts = 0
         self.aborted: Counter[str] = Counter()  # abandoned connections and calls, by reason
-        self.answers = Answers()  # counters of the doors' answers
+        self.answers = Answers(bounds)  # counters of the doors' answers
         self.exiting = False
         self.turns = Turns()
         self.workbench = Workbench(self.turns)

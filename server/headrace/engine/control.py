@@ -29,6 +29,7 @@ from headrace.core.errors import (
     Unavailable,
 )
 from headrace.core.model_spec import LoadParameters
+from headrace.engine.composition import Composition
 from headrace.engine.lifecycle import EXITING, UNLOADED, Loads
 from headrace.engine.model import Model
 from headrace.engine.opening import Opened
@@ -124,6 +125,7 @@ class Control:
         pieces: Pieces,
         open_source: Callable[[ModelSource], Opened],
         options: ControlOptions,
+        composition: Composition,
     ) -> None:
         """`index` lists the versions of a model that has been loaded or attempted, all of them in
         `pieces`; `open_source` reads and checks a model's configuration.
@@ -133,6 +135,7 @@ class Control:
         self._index = index
         self.pieces = pieces
         self._options = options
+        self._composition = composition
         self.catalogue = options.catalogue  # of what may be loaded by name
         self._uploads = Uploads(options.max_bytes, options.readers)
         self._open = open_source
@@ -145,6 +148,11 @@ class Control:
         # Configurations from requests, and the states of the directories that they were given for.
         self._kept: dict[str, tuple[Fingerprint, ConfigFile]] = {}
         self._waits: dict[str, list[str]] = {}  # models that wait for others while being loaded
+
+    @property
+    def mode(self) -> ControlMode:
+        """The mode: who decides which models are served."""
+        return self._options.mode
 
     async def index(self, ready_only: bool = False) -> list[pb.RepositoryIndexResponse.ModelIndex]:
         """Every model version with its state; models that were never loaded by name only."""
@@ -178,6 +186,7 @@ class Control:
         """
         self.check(name)
         if not waiter:
+            self._composition.asked_for(name)
             await self._see_through(self._load(name, parameters))
             return
         if way := self._way(name, waiter):
@@ -197,11 +206,14 @@ class Control:
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Unload a model; it finishes the requests that it has accepted.
 
-        An unknown name is no error. `unload_dependents` would also unload models loaded for this
-        one alone: there are none, since this server has no ensembles. Raises as `load` does.
+        An unknown name is no error. `unload_dependents` also unloads the models that were loaded
+        for this one alone, since it runs them. Raises as `load` does.
         """
         self.check(name)
+        fetched = self._composition.fetched_for(name) if unload_dependents else []
         await self._see_through(self._unload(name))
+        for other in fetched:
+            await self.unload(other, unload_dependents)
 
     async def refresh(self) -> None:
         """Load models that are new or changed in the repositories, and unload those that are gone.
@@ -245,7 +257,8 @@ class Control:
             task.cancel()
 
     def close(self) -> None:
-        """Remove the uploaded files, even if still in use."""
+        """Close the stores, and remove the uploaded files, even if still in use."""
+        self.catalogue.close()
         self._uploads.close()
 
     def check(self, name: str) -> None:
@@ -259,9 +272,14 @@ class Control:
                 " characters"
             )
 
+    @property
+    def by_clients(self) -> bool:
+        """True if clients control models."""
+        return self._options.mode is ControlMode.EXPLICIT
+
     def allow(self) -> None:
         """Raise `Unavailable` unless clients control models."""
-        if self._options.mode is not ControlMode.EXPLICIT:
+        if not self.by_clients:
             polls = self._options.mode is ControlMode.POLL
             more = "" if polls else ", nor in the model control mode 'none' of this server"
             raise Unavailable(_DISABLED.format(more))

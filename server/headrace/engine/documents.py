@@ -114,7 +114,8 @@ def index(
             reason=version.chain.obstacle
             or version.reason
             or version.report.detour
-            or reason(name, version.number),
+            or reason(name, version.number)
+            or model.source.trouble,
         )
         for version in versions
         if version.ready or not ready_only

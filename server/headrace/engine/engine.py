@@ -18,6 +18,7 @@ from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.control import Control, ControlMode, ControlOptions
 from headrace.engine.entrance import Readiness, Router
+from headrace.engine.host import HostFacts
 from headrace.engine.lifecycle import Lifecycle, Loads
 from headrace.engine.model import Model, Traffic, parse_version
 from headrace.engine.model_services import EngineServices
@@ -201,6 +202,7 @@ class Engine:
         # Scheme, address and port of the metrics, once open.
         self.metrics_at: tuple[str, str, int] | None = None
         self.admission = admission
+        self.host = HostFacts()
         self.access: Access | None = None  # who identifies clients; None: nobody
         self.logs = logs or LogControl(LogSettings())
         self.audit = audit
@@ -218,7 +220,7 @@ class Engine:
         self.known: dict[tuple[str, str], Router] = {}
         self.traffic = traffic(self._models, admission, self._on_traffic)
         self.wanted_headers = WantedHeaders()
-        self.wanted_headers.put("traced", self.tracing.contexts)
+        self.wanted_headers.put("traced", self.tracing.headers)
         self.model_metrics = ModelMetrics()
         # A newly loaded version may be higher than a cached one.
         self._lifecycle = Lifecycle(
@@ -239,7 +241,10 @@ class Engine:
             self.pieces,
             partial(open_model, backends=backends, options=options),
             control or ControlOptions(),
+            self._lifecycle.composition,
         )
+        self._lifecycle.composition.offers = self.loads.offers
+        self._lifecycle.composition.fetch = self._fetch
 
     # --- inference
 
@@ -264,7 +269,7 @@ class Engine:
 
     def _on_tracing(self) -> None:
         """Recompose all chains: other calls are traced than before."""
-        self.wanted_headers.put("traced", self.tracing.contexts)
+        self.wanted_headers.put("traced", self.tracing.headers)
         for version in self.versions():
             version.chain.compose()
 
@@ -293,6 +298,13 @@ class Engine:
                 if not self.loads.offers(name, version):
                     return  # the lookup reports the reason
                 await self.loads.bring(name)
+
+    async def _fetch(self, name: str, user: str) -> None:
+        """Load a model that another one runs, which waits for it; raises `ServerError`."""
+        if self.loads.offers(name):
+            await self.loads.bring(name)
+        elif self.control.by_clients:
+            await self.control.load(name, waiter=user)
 
     def _find(self, name: str, version: str) -> Router:
         if not version and (model := self._models.get(name)) is not None:

@@ -22,6 +22,7 @@ from typing import TypeAlias
 
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
+from headrace.engine.composition import Composition
 from headrace.engine.entrance import Entrance, Router
 from headrace.engine.loading import Change, LoadedVersion, update
 from headrace.engine.model import Model
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 Result: TypeAlias = LoadedVersion | Change
 EXITING = "the server is shutting down"
 UNLOADED = "it was unloaded before it was loaded"
+_UNLOADED = "unloaded"
 _LONG_DRAIN_SECS = 30.0  # after which the log reports a version that still drains
 
 
@@ -105,7 +107,7 @@ class Lifecycle(Loads):
 
     `changed` is called with a model whose versions have changed, `host` makes the server services
     of a version, and `statistics` its counters; `regions` are the clients' shared memory.
-    `announce` is called after a load has ended.
+    `announce` is called after a load has ended. `composition` has the models that run others.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Lifecycle(Loads):
         self._regions = regions
         self._leaving: dict[ModelVersion, asyncio.Task[None]] = {}
         self._stopped = False
+        self.composition = Composition(models, self.load, self.unload)
 
     @property
     def loading(self) -> bool:
@@ -164,7 +167,8 @@ class Lifecycle(Loads):
         model = self._models[source.name] = Model(source, self._statistics, self._announce)
         return model
 
-    def unload(self, name: str) -> "asyncio.Future[None]":
+    def unload(self, name: str, reason: str = _UNLOADED) -> "asyncio.Future[None]":
+        """Implements `Loads.unload`; `reason` is reported for the versions."""
         model = self._models.get(name)
         leaving: list[asyncio.Task[None]] = []
         if model is not None:
@@ -173,10 +177,11 @@ class Lifecycle(Loads):
             model.reason = ""
             for version in model.versions.values():
                 if version.ready:
-                    leaving.append(self._retire(version))
+                    leaving.append(self._retire(version, reason))
                 elif version.state is not State.UNLOADING:
-                    version.fail("unloaded")
+                    version.fail(reason)
             self._changed(model)
+            self.composition.follow(model)
         return asyncio.shield(asyncio.get_running_loop().create_task(_all(leaving)))
 
     def stop(self) -> None:
@@ -188,7 +193,9 @@ class Lifecycle(Loads):
         self.stop()
         versions = {v for model in self._models.values() for v in model.versions.values()}
         versions.update(self._leaving)
-        await asyncio.gather(*(v.unload(grace) for v in versions), *self._leaving.values())
+        for wave in self.composition.waves({version.model for version in versions}):
+            await asyncio.gather(*(v.unload(grace) for v in versions if v.model in wave))
+        await asyncio.gather(*self._leaving.values())
 
     async def _work_off(self, model: Model) -> str:
         problem = EXITING
@@ -221,6 +228,11 @@ class Lifecycle(Loads):
             return self._refuse(model, LoadFailed(self._too_long()))
         except Exception as error:  # one model's failure must not keep others from loading
             return self._refuse(model, error)
+        if opened.uses and not self._is_outdated(model):
+            try:
+                opened = await self.composition.completed(opened)
+            except RepositoryError as error:
+                return self._refuse(model, error)
         if self._is_outdated(model):
             return EXITING
         model.unreadable = False
@@ -233,12 +245,16 @@ class Lifecycle(Loads):
             problem = EXITING
         elif any(isinstance(r, str) for r in results.values()) and model.ready_versions():
             problem = self._abandon(model, results)
+        elif objection := self.composition.objection(model.name, results):
+            log.error("failed to load %s: %s", model.name, objection, extra={"model": model.name})
+            problem = self._abandon(model, {**results, min(results): objection})
         else:
             shrunk = [
                 model.versions[number] for number, result in results.items()
                 if isinstance(result, Change) and result.removed
             ]  # fmt: skip
             problem = self._swap(model, source, results)
+            self.composition.follow(model)
             # As in Triton, whose clients count finalized instances when a load has returned.
             await asyncio.gather(*(version.settled() for version in shrunk))
             return problem
@@ -383,11 +399,11 @@ class Lifecycle(Loads):
         if version.ready:
             self._retire(version)
 
-    def _retire(self, version: ModelVersion) -> "asyncio.Task[None]":
-        """Drain a serving version, and free it afterwards."""
+    def _retire(self, version: ModelVersion, reason: str = _UNLOADED) -> "asyncio.Task[None]":
+        """Drain a serving version, and free it afterwards; `reason` is reported then."""
         loop = asyncio.get_running_loop()
         version.leave()
-        task = loop.create_task(version.unload())
+        task = loop.create_task(version.unload(reason=reason))
         self._leaving[version] = task
         timer = loop.call_later(
             _LONG_DRAIN_SECS, log.warning,

@@ -209,6 +209,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             _spec(opened.source, early, version, placements[0], threads, options),
             auto_complete=options.auto_complete,
             default_max_batch_size=options.default_max_batch_size if open_rows else 0,
+            used=opened.used,
         )
         inline = wanted == InstanceKind.INLINE
         here = not (opened.backend.isolated or elsewhere) and first_spec.device is None
@@ -583,7 +584,11 @@ def update(
     if serving is not None and _completes(serving, opened, origin):
         before = replace(serving.origin, content=origin.content)
     kind = step(before, origin)
-    if serving is None or kind is Step.LOAD or (kind is Step.RESIZE and serving.backends):
+    if kind is Step.RESIZE and serving is not None:  # all instances are of one directory
+        here = opened.source.lease
+        if serving.backends or (here and serving.lease and here.path != serving.lease.path):
+            kind = Step.LOAD
+    if serving is None or kind is Step.LOAD:
         return load(opened, version, options)
     config = adjusted(serving.config, normalise(opened.config))
     if kind is Step.KEEP:  # with the completed instance groups

@@ -8,12 +8,11 @@ Only this module imports prometheus_client, which brings an HTTP server and 4 MB
 imported on the first scrape.
 """
 
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
-from math import isfinite
 from time import monotonic_ns
 from typing import TypeVar
 
@@ -23,10 +22,11 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
 )
-from prometheus_client.core import Metric
+from prometheus_client.core import BucketSpan, Exemplar, Metric, NativeHistogram
 
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
+from headrace.engine.exposition import TEXT, Exposition
 from headrace.engine.pieces import Pieces
 from headrace.engine.report import VersionReport
 from headrace.engine.version import ModelVersion
@@ -44,8 +44,10 @@ from headrace.observability.statistics import (
     GpuReading,
     GpuSeries,
     Histogram,
+    LatencyBounds,
     MemoryCounts,
     MetricsOptions,
+    NativeBuckets,
     Quantiles,
     Reading,
     Sourced,
@@ -55,9 +57,6 @@ from headrace.observability.statistics import (
     in_seconds,
 )
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LAST = ("le", "quantile")  # labels after the others, which are sorted, as in Triton
-_HEADER = re.compile(rb"^# (?:HELP|TYPE) .*\n", re.MULTILINE)
 _VERSIONS_A_PART = 5
 _SAMPLES_A_PART = 200  # formatted in a millisecond or two
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -157,8 +156,8 @@ class ServerCollector:
         traffic = list(engine.traffic.metrics())
         parts = (engine.options.cache, engine.options.limiter)
         of_parts = [each for part in parts if part is not None for each in part.families()]
-        models = engine.model_metrics.collect()
-        for family, sources in chain(traffic, models, self._of_doors(), of_parts):
+        models, stores = engine.model_metrics.collect(), engine.control.catalogue.metrics()
+        for family, sources in chain(traffic, models, self._of_doors(), stores, of_parts):
             yield from collected([family], sources)
 
 
@@ -197,6 +196,14 @@ def _add(metric: Metric, name: str, labels: dict[str, str], reading: Reading) ->
         for bound, more in zip([*reading.bounds, "+Inf"], reading.counts, strict=True):
             count += more
             metric.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
+        first = len(metric.samples) - len(reading.counts)
+        for place, found in reading.exemplars.items():
+            exemplar = Exemplar({"trace_id": found.trace_id}, found.value, found.time)
+            sample = metric.samples[first + place]
+            metric.samples[first + place] = sample._replace(exemplar=exemplar)
+        if reading.native is not None:
+            native = _native(reading.native, count, reading.total)
+            metric.add_sample(name, labels, count, native_histogram=native)
     elif isinstance(reading, Quantiles):
         count = reading.observed
         for quantile, value in reading.values.items():
@@ -208,14 +215,24 @@ def _add(metric: Metric, name: str, labels: dict[str, str], reading: Reading) ->
     metric.add_sample(f"{name}_sum", labels, reading.total)
 
 
-class _Families:
-    """A registry of given families."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
+def _native(buckets: NativeBuckets, count: int, total: float) -> NativeHistogram:
+    """A native histogram: spans of buckets that are not empty, and differences of their counts."""
+    spans: list[BucketSpan] = []
+    deltas: list[int] = []
+    end, before = 0, 0
+    for index, more in enumerate(buckets.counts, buckets.first):
+        if not more:
+            continue
+        if spans and index == end:
+            spans[-1] = BucketSpan(spans[-1].offset, spans[-1].length + 1)
+        else:
+            spans.append(BucketSpan(index - end, 1))
+        end = index + 1
+        deltas.append(more - before)
+        before = more
+    return NativeHistogram(
+        count, total, buckets.schema, buckets.threshold, buckets.zeros, spans, None, deltas
+    )
 
 
 def process_registry() -> CollectorRegistry:
@@ -231,62 +248,26 @@ def process_registry() -> CollectorRegistry:
 
 
 async def scrape(
-    collector: ServerCollector, process: CollectorRegistry, plain: Container[str] = ()
+    collector: ServerCollector,
+    process: CollectorRegistry,
+    plain: Container[str] = (),
+    format: Exposition = TEXT,
 ) -> bytes:
-    """The response to a scrape, in Prometheus' text format.
+    """The response to a scrape in a format.
 
     A thousand models have tens of thousands of samples, whose formatting takes most of a second: it
-    is done in turns of the event loop. `plain` as in `render`.
+    is done in turns of the event loop. `plain` are further counters, beside Triton's, whose samples
+    have no _total.
     """
     texts: dict[str, list[bytes]] = {}
     pieces = collector.pieces
     await pieces.begin()
     for part in collector.parts():
-        text = render(_Families([part]), plain)
-        of_family = texts.setdefault(part.name, [])
-        of_family.append(_HEADER.sub(b"", text) if of_family else text)
+        texts.setdefault(part.name, []).append(format.write(part, plain))
         if pieces.over:
             await pieces.begin()
-    return b"".join([*chain.from_iterable(texts.values()), render(process)])
-
-
-def render(source: "CollectorRegistry | _Families", plain: Container[str] = ()) -> bytes:
-    """Format families in Prometheus' text format.
-
-    `plain` are further counters, beside Triton's, whose samples have no _total.
-    """
-
-    return "".join([_text(metric, plain) for metric in source.collect()]).encode()
-
-
-def _text(metric: Metric, plain: Container[str]) -> str:
-    name = metric.name
-    if metric.type == "counter" and not (name.startswith("nv_") or name in plain):
-        name += "_total"
-    described = metric.documentation.translate(_IN_HELP)
-    lines = [f"# HELP {name} {described}\n# TYPE {name} {metric.type}\n"]
-    for sample in metric.samples:
-        labels = ""
-        if found := sample.labels:
-            names = sorted(found) if len(found) > 1 else found
-            if last := [each for each in _LAST if each in found]:
-                names = [*(each for each in names if each not in _LAST), *last]
-            own = ",".join([f'{each}="{found[each].translate(_IN_LABEL)}"' for each in names])
-            labels = f"{{{own}}}"
-        lines.append(f"{sample.name}{labels} {_number(sample.value)}\n")
-    return "".join(lines)
-
-
-def _number(value: float) -> str:
-    """A value as Triton writes it: integers without a point or an exponent."""
-    if isfinite(value):
-        whole = int(value)
-        return str(whole) if whole == value else repr(value)
-    return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
-
-
-_IN_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
-_IN_LABEL = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+    own = [[format.write(metric, plain)] for metric in process.collect()]
+    return b"".join([*map(format.join, [*texts.values(), *own]), format.end])
 
 
 # --- of versions
@@ -295,6 +276,7 @@ _IN_LABEL = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 def version_families(options: MetricsOptions) -> list[Family[VersionReport]]:
     """The families per version; `options` select Triton's latencies."""
     families = [f for f in _VERSION_FAMILIES if options.counters or f not in _LATENCY_COUNTERS]
+    families += _latency_histograms(options.bounds)
     if options.histograms:
         families.append(_FIRST_RESPONSES)
     if options.summaries:
@@ -340,14 +322,25 @@ def _latency(
     )  # fmt: skip
 
 
+def _latency_histograms(bounds: LatencyBounds) -> list[Family[VersionReport]]:
+    """Histograms of nanoseconds, exported in seconds."""
+    return [
+        Family(
+            f"headrace_{name}_duration_seconds", "histogram",
+            partial(_durations, read, bounds, name == "request"), f"Seconds {what}",
+        )
+        for name, read, what in _DURATIONS
+    ]  # fmt: skip
+
+
 def _durations(
-    name: str, read: Callable[[VersionStatistics], Histogram], what: str
-) -> Family[VersionReport]:
-    """A histogram of nanoseconds, exported in seconds."""
-    return Family(
-        f"headrace_{name}_duration_seconds", "histogram", lambda r: in_seconds(read(r.statistics)),
-        f"Seconds {what}",
-    )  # fmt: skip
+    read: Callable[[VersionStatistics], Histogram],
+    bounds: LatencyBounds,
+    traced: bool,
+    report: VersionReport,
+) -> Buckets:
+    statistics = report.statistics
+    return in_seconds(read(statistics), bounds, statistics.exemplars if traced else None)
 
 
 def _first_responses(report: VersionReport) -> Buckets | None:
@@ -387,6 +380,15 @@ def _batches_closed(report: VersionReport) -> Mapping[Closed, int] | None:
     return closed if any(closed.values()) else None
 
 
+_DURATIONS: Sequence[tuple[str, Callable[[VersionStatistics], Histogram], str]] = (
+    ("queue", lambda s: s.queue_histogram, "in the queue"),
+    ("batch_wait", lambda s: s.batch_wait_histogram,
+     "in the queue while an instance was idle: the batch was being formed"),
+    ("transfer", lambda s: s.transfer_histogram,
+     "of gathering inputs and giving outputs out, of the whole batch"),
+    ("compute", lambda s: s.compute_histogram, "of execution, of the whole batch"),
+    ("request", lambda s: s.request_histogram, "from accepting a request to its answer"),
+)  # fmt: skip
 _FIRST_RESPONSES = Family(
     FIRST_RESPONSE, "histogram", _first_responses,
     "Milliseconds from accepting a request to its first response",
@@ -398,7 +400,7 @@ _LATENCY_COUNTERS = (
     _latency("compute_infer_duration", lambda s: s.compute_infer_ns, "of running the model"),
     _latency("compute_output_duration", lambda s: s.compute_output_ns, "of giving outputs out"),
 )
-_VERSION_FAMILIES: tuple[Family[VersionReport], ...] = (
+_VERSION_FAMILIES: Sequence[Family[VersionReport]] = [
     Family("nv_inference_request_success", "counter", lambda r: r.statistics.success_count,
            "Successful requests"),
     Family("nv_inference_count", "counter", lambda r: r.statistics.inference_count,
@@ -427,11 +429,17 @@ _VERSION_FAMILIES: tuple[Family[VersionReport], ...] = (
            "Instances whose batch makes no progress"),
     Family("headrace_ended_runs_total", "counter", lambda r: r.statistics.ended_runs,
            "Runs in the server's process that were ended, by why", ("reason",)),
-    _durations("queue", lambda s: s.queue_histogram, "in the queue"),
-    _durations("compute", lambda s: s.compute_histogram, "of execution, of the whole batch"),
-    _durations("request", lambda s: s.request_histogram, "from accepting a request to its answer"),
+    Family("headrace_step_requests_total", "counter",
+           lambda r: {name: step.requests for name, step in r.statistics.steps.items()},
+           "Calls of an ensemble's step that have ended", ("step",)),
+    Family("headrace_step_failures_total", "counter",
+           lambda r: {name: step.failures for name, step in r.statistics.steps.items()},
+           "Calls of an ensemble's step that have failed", ("step",)),
+    Family("headrace_step_duration_us_total", "counter",
+           lambda r: {name: step.ns // 1_000 for name, step in r.statistics.steps.items()},
+           "Microseconds that calls of an ensemble's step took, their queue included", ("step",)),
     Family("headrace_batch_rows", "histogram", _batch_rows, "Rows of a batch"),
-)  # fmt: skip
+]  # fmt: skip
 _CACHE_FAMILIES: tuple[Family[CacheCounts], ...] = (
     Family("nv_cache_num_hits_per_model", "counter", lambda c: c.hits.count,
            "Requests that the response cache has answered"),
@@ -492,6 +500,9 @@ SERVER_FAMILIES: tuple[Family[Engine], ...] = (
     Family("headrace_server_info", "gauge", lambda e: {e.instance_id: 1},
            "Which process this is, as /v2 says it", ("id",)),
     Family("headrace_ready", "gauge", lambda e: e.ready, "Whether the server is ready, 1 or 0"),
+    Family("headrace_certificate_expiry_timestamp_seconds", "gauge",
+           lambda e: {(each.door, each.file): each.expires for each in e.host.certificates()},
+           "When a certificate of a door expires, since 1970", ("door", "file")),
     Family("headrace_log_lines_dropped_total", "counter", lambda e: e.logs.dropped,
            "Lines of the log that could not be written"),
     Family("headrace_audit_entries_lost_total", "counter",

@@ -5,9 +5,10 @@ loading thread.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from headrace.core.errors import (
     Contradiction,
@@ -17,7 +18,8 @@ from headrace.core.errors import (
     RepositoryError,
 )
 from headrace.core.limits import ExecutionLimits
-from headrace.core.model_spec import EnvironmentOptions, IsolationOptions
+from headrace.core.model_spec import EnvironmentOptions, IsolationOptions, Used
+from headrace.core.signature import Signature
 from headrace.engine.caching import ResponseCache
 from headrace.engine.chain import STAGES, StagePlugin
 from headrace.engine.limiting import RateLimiter
@@ -48,7 +50,8 @@ class LoadOptions:
     `elsewhere`, models are checked for another machine, whatever GPUs this one has. `limits` are
     those on executions, `overload_delay_ms` is that on the delay in an overloaded queue, and
     `fair_share` shares queues between clients, unless a model's configuration has its own.
-    `isolation` confines models' processes. `stages` are those of plugins, by name. `cache`
+    `isolation` confines models' processes. `stages` are those of plugins, by name. `signed` raises
+    `LoadFailed` for a directory without the signature that is required, None for none. `cache`
     keeps answers of models that are configured for it, `limiter` those that share resources.
     """
 
@@ -69,6 +72,7 @@ class LoadOptions:
     overload_delay_ms: int = 0
     fair_share: bool = False
     stages: Mapping[str, StagePlugin] = field(default_factory=dict)
+    signed: Callable[[Path], None] | None = None
     cache: ResponseCache | None = None
     limiter: RateLimiter | None = None
 
@@ -78,7 +82,8 @@ class Opened:
     """A model whose configuration has been read and checked, but which is not loaded.
 
     `origins` are the origins of its versions. `fail_over` has the same model for further backends,
-    in order; each of them has a `label`.
+    in order; each of them has a `label`. `uses` are the models that it runs, and `used` their
+    signatures, once they are known.
     """
 
     source: ModelSource
@@ -89,6 +94,8 @@ class Opened:
     warnings: tuple[str, ...]
     fail_over: "tuple[Opened, ...]" = ()
     label: str = ""
+    uses: tuple[Used, ...] = ()
+    used: Mapping[Used, Signature] = field(default_factory=dict)
 
     @contextmanager
     def options_explained(self) -> Iterator[None]:
@@ -123,12 +130,16 @@ def open_model(
     source = materialised(source)
     if source.problem:
         raise LoadFailed(source.problem)
+    if options.signed is not None:
+        if source.file is not None or source.uploaded or source.override is not None:
+            raise LoadFailed("files and configurations of their own are not signed")
+        options.signed(source.path)
     state = fingerprint(source)  # first, so that later changes are noticed
     file = source.override or read_config(source.config_path, source.name)
     refuse(file, validation.problems(file.config, source.written_name))
     refuse(file, _stage_problems(source.name, file.config, options))
     if not source.versions:
-        named = backends.get(file.config.backend, Backend())
+        named = completion.named_backend(file.config, backends) or Backend()
         number = named.version_without_files(reading.parameters(file.config))
         if number is None or fail_over.needs_files(file.config):
             raise InvalidConfig(_no_versions(source))
@@ -187,6 +198,8 @@ def open_model(
     if not backend.places_instances:
         made_of = {n: replace(origin, resizable=False) for n, origin in made_of.items()}
     opened = Opened(source, file, config, backend, made_of, warnings)
+    with opened.options_explained():
+        opened = replace(opened, uses=tuple(dict.fromkeys(backend.uses(config))))
     if not further:
         return opened
     others = tuple(

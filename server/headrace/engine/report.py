@@ -92,7 +92,7 @@ class VersionReport:
 
         See `headrace.observability.machine` for its accuracy.
         """
-        pids = self._pids
+        pids = self.instance_pids
         return sum(
             self._measured.get(item.name, item.memory)
             for item in self._loaded
@@ -110,7 +110,7 @@ class VersionReport:
 
     def worker_pids(self) -> dict[str, int]:
         """The process ids of instances with a running worker."""
-        return {name: pid for name, pid in self._pids.items() if pid}
+        return {name: pid for name, pid in self.instance_pids.items() if pid}
 
     def note_memory(self, found: Mapping[str, int]) -> None:
         """Store the measured bytes of instances."""
@@ -130,5 +130,6 @@ class VersionReport:
         return () if self.running is None else self.running.loaded.instances
 
     @property
-    def _pids(self) -> dict[str, int]:
+    def instance_pids(self) -> dict[str, int]:
+        """The process ids of instances in workers, by name; 0 for one that does not run."""
         return {name: pid for placement in self._placements for name, pid in placement.pids.items()}

@@ -77,11 +77,16 @@ class RunningVersion:
             for one in schedulers
         ]  # fmt: skip
         self._add(loaded.instances)
+        for placement in self.placements.values():
+            given = self.scheduler, version, statistics, self._account
+            self.scheduler = placement.in_place_of(*given)
         headers = (item.model.traits.forward_headers for item in loaded.instances)
         # Client headers for upstreams; None if no instance is on one.
         self.forwarded_headers = next((each for each in headers if each is not None), None)
-        given = self.scheduler, statistics.request_failed
-        stages = (placement.in_sequence(*given) for placement in self.placements.values())
+        stages = (
+            placement.in_sequence(self.scheduler, statistics.request_failed)
+            for placement in self.placements.values()
+        )
         self.sequences = next(filter(None, stages), None)
 
     @property

@@ -17,6 +17,7 @@ from typing import Protocol
 from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.core.errors import Cancelled, InvalidRequest, ServerError
 from headrace.engine.entrance import CONTEXT_HEADERS, Target
+from headrace.observability.statistics import VersionStatistics
 from headrace.observability.trace_settings import (
     Sampler,
     SettingsTable,
@@ -57,25 +58,31 @@ class TraceSink(Protocol):
 MakeTraceSink = Callable[[TraceConfig], TraceSink]  # raises `LoadFailed`
 
 
-def trace_stage(tracing: "Tracing", sampler: Sampler, version: str, submit: Submit) -> Submit:
+def trace_stage(
+    tracing: "Tracing",
+    sampler: Sampler,
+    version: str,
+    statistics: VersionStatistics,
+    submit: Submit,
+) -> Submit:
     """The stage that traces some of the clients' calls, before `submit` of a version."""
-    contexts = tracing.takes_contexts
+    contexts, tail = tracing.takes_contexts, tracing.tail
 
     def stage(call: Call) -> None:
         if not call.door:  # an internal call
             submit(call)
             return
         context = _context(call) if contexts else None
-        if context is None:
-            if not sampler.pick():
-                submit(call)
-                return
-        elif not context.sampled:  # the client has decided; models may still forward the context
-            call.context = call.context._replace(trace=write_link(TraceLink(0, context)))
+        picked = sampler.pick() if context is None else context.sampled  # the client has decided
+        if not picked and tail.choices and tail.chooses(call.id, call.parameters, call.header):
+            picked = sampler.take()
+        if not (picked or (tail.records and sampler.remaining)):
+            if context is not None:  # models may still forward it
+                call.context = call.context._replace(trace=write_link(TraceLink(0, context)))
             submit(call)
             return
-        trace = tracing.begin(sampler, call, call.door, context)
-        Traced(tracing, trace, version).submit(call, submit)
+        trace = tracing.begin(sampler, call, call.door, context, picked)
+        Traced(tracing, trace, version, statistics).submit(call, submit)
 
     return stage
 
@@ -108,10 +115,17 @@ class TracedCall:
 class Traced(Stage):
     """A traced call; the trace ends once the responses have been passed on."""
 
-    __slots__ = ("_begun", "_ended", "_queued", "_trace", "_tracing")
+    __slots__ = ("_begun", "_ended", "_queued", "_statistics", "_trace", "_tracing")
 
-    def __init__(self, tracing: "Tracing", trace: Trace, version: str = "") -> None:
-        """`version` is the serving version, if known."""
+    def __init__(
+        self,
+        tracing: "Tracing",
+        trace: Trace,
+        version: str = "",
+        statistics: VersionStatistics | None = None,
+    ) -> None:
+        """`version` is the serving version, if known; `statistics` get it as an exemplar."""
+        self._statistics = statistics
         trace.version = _number(version)
         self._tracing = tracing
         self._trace = trace
@@ -162,6 +176,9 @@ class Traced(Stage):
             trace.time(f"{trace.door}_SEND_END", ended)
         if final:
             self._end(begun)
+            spans = trace.spans if trace.kept and call.started else None
+            if self._statistics is not None and spans is not None:
+                self._statistics.request_traced(f"{spans.trace_id:032x}", begun - call.arrived)
 
     def ended(self, call: Call, error: ServerError | None) -> None:
         """Record the end of the call."""
@@ -220,6 +237,7 @@ class Tracing:
     def __init__(self, config: TraceConfig, sink: TraceSink | None = None) -> None:
         """Without a `sink` there are no traces."""
         self._config = config
+        self.tail = config.tail
         self._table = SettingsTable(config)
         self._sink = sink
         self._numbers = itertools.count(1)
@@ -260,11 +278,13 @@ class Tracing:
         self._tell()
 
     @property
-    def contexts(self) -> dict[str, bool]:
-        """True, by model, if its requests need a trace context; "" stands for all others."""
-        if not self.takes_contexts:
+    def headers(self) -> dict[str, tuple[str, ...]]:
+        """The headers, by model, that its requests need to be traced; "" stands for all others."""
+        names = (*(CONTEXT_HEADERS if self.takes_contexts else ()), *self.tail.headers)
+        if not names:
             return {}
-        return {model: self._traces(self._table.sampler(model)) for model in self._table.models}
+        traced = {model: self._traces(self._table.sampler(model)) for model in self._table.models}
+        return {model: names if found else () for model, found in traced.items()}
 
     def _check(self, model: str) -> None:
         if model and self.known is not None and not self.known(model):
@@ -276,10 +296,14 @@ class Tracing:
 
     # --- requests
 
-    def traced(self, model: str, version: str, submit: Submit) -> Submit:
+    def traced(
+        self, model: str, version: str, statistics: VersionStatistics, submit: Submit
+    ) -> Submit:
         """The stage before `submit` of a version; `submit` itself unless the model is traced."""
         sampler = self._table.sampler(model)
-        return trace_stage(self, sampler, version, submit) if self._traces(sampler) else submit
+        if not self._traces(sampler):
+            return submit
+        return trace_stage(self, sampler, version, statistics, submit)
 
     def _traces(self, sampler: Sampler) -> bool:
         settings = sampler.settings
@@ -293,12 +317,22 @@ class Tracing:
         return self._config.mode is TraceMode.OPENTELEMETRY
 
     def begin(
-        self, sampler: Sampler, request: Call, door: str, context: TraceContext | None
+        self,
+        sampler: Sampler,
+        request: Call,
+        door: str,
+        context: TraceContext | None,
+        picked: bool = True,
     ) -> Trace:
-        """Start the trace of a sampled request; `context` is its client's."""
+        """Start the trace of a request; `context` is its client's.
+
+        One that was not picked is recorded in case it is slow or fails. Other servers are told that
+        it is not sampled: they would record all.
+        """
         trace = self._trace(sampler, request, door, 0)
+        trace.picked = picked
         if self.takes_contexts:
-            root = new_context(context)
+            root = new_context(context, picked)
             trace.spans = SpanIds(root.trace_id, root.span_id, child_span(root), context)
         elif sampler.spent:
             self._tell()
@@ -314,6 +348,7 @@ class Tracing:
             submit(call)
             return
         trace = self._trace(parent.sampler, call, "", parent.number)
+        trace.picked, trace.root = parent.picked, parent.root or parent.number
         if parent.spans is not None:
             above = parent.spans.model
             trace.spans = SpanIds(above.trace_id, 0, child_span(above), above)
@@ -349,6 +384,12 @@ class Tracing:
         self._live.pop(trace.number, None)
         sampler = trace.sampler
         sampler.open -= 1
+        if not (trace.picked or trace.root):
+            moments = [ns for _, ns in trace.times]
+            duration = max(moments) - min(moments)
+            trace.kept = self.tail.keeps(duration, trace.error) and sampler.take()
+            if trace.kept and sampler.spent and not self.takes_contexts:
+                self._tell()
         trace.last = sampler.spent and not sampler.open
         if self._sink is not None:
             self._sink.put(trace)

@@ -136,10 +136,11 @@ class ModelVersion:
         if self._running is not None and self._running.fail_over is not None:
             self._running.fail_over.stop_search()
 
-    async def unload(self, grace: float = ABANDONED_SECS) -> None:
+    async def unload(self, grace: float = ABANDONED_SECS, reason: str = "unloaded") -> None:
         """Finish accepted requests, and free the model.
 
-        Abandoned executions are ended after `grace` seconds, if possible.
+        Abandoned executions are ended after `grace` seconds, if possible. `reason` is reported
+        afterwards.
         """
         if (running := self._running) is None:
             return
@@ -150,7 +151,7 @@ class ModelVersion:
         self._enter(State.UNLOADING)
         await running.close()
         self._running = None
-        self._enter(State.UNAVAILABLE, "unloaded")
+        self._enter(State.UNAVAILABLE, reason)
 
     def _enter(self, state: State, reason: str = "") -> None:
         """Take a state, which the chain and the report follow."""

@@ -123,7 +123,8 @@ class VersionChain:
         special = share(running.regions, expect, special)
         submit = self.submit = check(signature, queue, special)
         if running.host.tracing is not None:
-            self.submit = running.host.tracing.traced(self.model, self.name, submit)
+            counts = self._statistics
+            self.submit = running.host.tracing.traced(self.model, self.name, counts, submit)
         if running.host.infer_audit is not None:
             self.submit = running.host.infer_audit.recorded(self.model, self.name, self.submit)
         if self.ready and not running.decoupled and self.submit is submit:

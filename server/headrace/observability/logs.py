@@ -14,6 +14,7 @@ import os
 import select
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -159,12 +160,16 @@ EXTRA = (
     "duration_ms",
 )
 _LONGEST_ID = 200
+_LONGEST_KEPT = 2_000  # characters of a record in the tail, with its traceback
 OUTPUT, _ERROR = 1, 2  # standard descriptors
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Settings of the log: levels, `file` ("" means standard error), and format."""
+    """Settings of the log: levels, `file` ("" means standard error), and format.
+
+    The last `tail` lines are kept in memory.
+    """
 
     verbose: int = 0
     info: bool = True
@@ -172,6 +177,7 @@ class LogSettings:
     error: bool = True
     format: str = "default"
     file: str = ""
+    tail: int = 0
 
 
 class JsonFormatter(logging.Formatter):
@@ -238,10 +244,11 @@ class TextFormatter(logging.Formatter):
 class _Handler(logging.Handler):
     """Passes lines to a writer, without waiting for it."""
 
-    def __init__(self, file: str) -> None:
-        """Without a `file`, write to standard error. Raises `OSError`."""
+    def __init__(self, file: str, tail: int) -> None:
+        """Without a `file`, write to standard error; keep `tail` lines. Raises `OSError`."""
         super().__init__()
         self._file = file
+        self.tail = deque[str](maxlen=tail)
         # A file's failure is reported on standard error; its own failure cannot be.
         self._errors = LogWriter(partial(write_all, standard(_ERROR)), self._note, lambda _: None)
         self.writer = self._errors
@@ -259,6 +266,8 @@ class _Handler(logging.Handler):
                 f"bug in a log line of {record.filename}:{record.lineno}: {record.msg!r}: {error}"
             )
             line = self._line(logging.ERROR, text)
+        if self.tail.maxlen:
+            self.tail.append(line if len(line) <= _LONGEST_KEPT else f"{line[:_LONGEST_KEPT]}...")
         self.writer.put(_encoded(line))
 
     def flush(self) -> None:
@@ -287,7 +296,7 @@ class Logs:
 
     def __init__(self, settings: LogSettings) -> None:
         """Raises `OSError` if the file cannot be opened."""
-        self._handler = _Handler(settings.file)
+        self._handler = _Handler(settings.file, settings.tail)
         self.apply(settings)
         logging.getLogger().handlers[:] = [self._handler]
         logging.getLogger("asyncio").setLevel(logging.WARNING)
@@ -296,6 +305,10 @@ class Logs:
     def dropped(self) -> int:
         """Lines that could not be written since the start."""
         return self._handler.writer.dropped
+
+    def tail(self) -> list[str]:
+        """The last records of the log, each as its text; those of this process alone."""
+        return list(self._handler.tail)
 
     def apply(self, settings: LogSettings) -> None:
         """Apply other levels and another format."""
@@ -370,6 +383,7 @@ class LogControl:
         self.settings = settings
         self.listeners = [] if apply is None else [apply]
         self.drops: list[Callable[[], int]] = []  # counters of lines that could not be written
+        self.tail: Callable[[], list[str]] = list  # the last records, if they are kept
 
     @property
     def dropped(self) -> int:

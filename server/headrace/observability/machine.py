@@ -18,8 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from time import monotonic
+from typing import NamedTuple
 
 _IDLE = slice(3, 5)  # fields of /proc/stat: idle, and waiting for a disk
+_TICKS = os.sysconf("SC_CLK_TCK")
 _TIMES = slice(0, 8)  # the last two fields, of guests, are part of the first two
 
 
@@ -88,6 +90,26 @@ def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int:
             return int(file.read().split()[1]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):
         return 0
+
+
+class ProcessUse(NamedTuple):
+    """Resources that a process uses: bytes in memory, threads, and seconds of CPU so far."""
+
+    resident_bytes: int = 0
+    threads: int = 0
+    cpu_seconds: float = 0.0
+
+
+def process_use(pid: int, proc: Path = Path("/proc")) -> ProcessUse:
+    """The resources that a process uses; none if it is gone."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(errors="replace")
+        fields = text.rpartition(")")[2].split()  # from the third one on, the state
+        ticks = int(fields[11]) + int(fields[12])
+        pages, threads = int(fields[21]), int(fields[17])
+    except (OSError, ValueError, IndexError):
+        return ProcessUse()
+    return ProcessUse(pages * mmap.PAGESIZE, threads, ticks / _TICKS)
 
 
 # ONNX Runtime sessions have been observed to take 1 to 1.7 times the size of their files, and at

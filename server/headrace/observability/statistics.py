@@ -17,6 +17,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
+from itertools import pairwise
 from time import time_ns
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -47,8 +49,10 @@ LATENCY_KINDS = ("request", "queue", "compute_input", "compute_infer", "compute_
 _KEPT = 4096  # requests in the window of summaries
 _AGE_NS = 60 * 10**9  # older ones are left out
 
+ANONYMOUS = "anonymous"  # the class of clients without a proof of who they are
 Sample = tuple[str, str, str, int]  # door, operation, status and count
-Grown = tuple[str, str, int, int]  # the same with the status as a number
+# Door, operation, class, status, count, nanoseconds, and pairs of a bucket's place and count.
+Grown = tuple[str, str, str, int, int, int, list[list[int]]]
 
 
 class Closed(StrEnum):
@@ -59,6 +63,43 @@ class Closed(StrEnum):
     DELAY = "delay"  # its oldest request has waited for the configured delay
     IDLE = "idle"  # nothing else is queued, and an instance is free
     DEADLINE = "deadline"  # one of its requests would have timed out during the delay
+
+
+# Buckets of native histograms: eight for each doubling of seconds, as Prometheus' own libraries
+# have by default (schema 3), from 31 microseconds to 17 minutes.
+NATIVE_SCHEMA, _NATIVE_FROM, _NATIVE_TO = 3, -15 * 8, 10 * 8
+_NATIVE_BOUNDS = tuple(int(2 ** (i / 8) * 1e9) for i in range(_NATIVE_FROM, _NATIVE_TO + 1))
+
+
+@dataclass(frozen=True)
+class LatencyBounds:
+    """The upper bounds of all histograms of latencies, in nanoseconds.
+
+    `counted` are those by which durations are counted, `buckets` those of the exported buckets, in
+    seconds the `texts`. All of `LATENCY_BOUNDS` are counted, since traffic between versions is
+    decided by them; with `native`, those of a native histogram, too.
+    """
+
+    buckets: tuple[int, ...] = LATENCY_BOUNDS
+    native: bool = False
+    counted: tuple[int, ...] = field(init=False)
+    texts: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        counted = {*LATENCY_BOUNDS, *self.buckets, *(_NATIVE_BOUNDS if self.native else ())}
+        object.__setattr__(self, "counted", tuple(sorted(counted)))
+        object.__setattr__(self, "texts", tuple(str(bound / 1e9) for bound in self.buckets))
+
+
+DEFAULT_BOUNDS = LatencyBounds()
+
+
+class Exemplar(NamedTuple):
+    """A traced request: the trace's id, its duration in seconds, and the time of its end."""
+
+    trace_id: str
+    value: float
+    time: float
 
 
 class Histogram:
@@ -75,6 +116,17 @@ class Histogram:
         """Count a duration, for `times` requests."""
         self.counts[bisect_left(self.bounds, duration_ns)] += times
         self.total_ns += duration_ns * times
+
+    def within(self, bounds: Sequence[float]) -> list[int]:
+        """The counts for fewer bounds, each of which is one of its own."""
+        if bounds == self.bounds:
+            return self.counts
+        found, last = [], 0
+        for bound in bounds:
+            place = bisect_left(self.bounds, bound) + 1
+            found.append(sum(self.counts[last:place]))
+            last = place
+        return [*found, sum(self.counts[last:])]
 
 
 class BatchCounters:
@@ -148,6 +200,17 @@ class BackendCounts:
     requests: int = 0
     batches: int = 0
     switches: int = 0
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """Counters of one step of an ensemble: its calls that have ended, those that failed, and the
+    time from their submission to their end.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    ns: int = 0
 
 
 @dataclass(slots=True)
@@ -225,16 +288,20 @@ class CacheCounts:
 
 
 # Arguments of `VersionStatistics.batch_succeeded`.
-BatchCounts = tuple[Sequence[int], int, int, int, int, int, int]
+BatchCounts = tuple[Sequence[int], int, int, int, int, int, int, int]
 
 
 class VersionStatistics:
     """The counters of one model version.
 
     `window` has the latencies of its last requests, for quantiles; only if these are enabled.
+    `exemplars` has the last traced request for each bucket of the durations of requests.
     """
 
-    def __init__(self, summaries: bool = False) -> None:
+    def __init__(self, summaries: bool = False, bounds: LatencyBounds = DEFAULT_BOUNDS) -> None:
+        self.bounds = bounds
+        counted = bounds.counted
+        self.exemplars: dict[int, Exemplar] = {}
         self.window = Window() if summaries else None
         self.success_count = 0
         self.success_ns = 0
@@ -252,16 +319,22 @@ class VersionStatistics:
         self.last_inference_ms = 0
         self.batches: dict[int, BatchCounters] = defaultdict(BatchCounters)  # by number of rows
         self.batches_closed = dict.fromkeys(Closed, 0)
-        self.queue_histogram = Histogram()
-        self.compute_histogram = Histogram()
-        self.request_histogram = Histogram()
-        self._histograms = self.compute_histogram, self.queue_histogram, self.request_histogram
-        self.paused_histogram = Histogram()  # compute times extended by clients that did not read
+        self.queue_histogram = Histogram(counted)
+        self.batch_wait_histogram = Histogram(counted)
+        self.transfer_histogram = Histogram(counted)
+        self.compute_histogram = Histogram(counted)
+        self.request_histogram = Histogram(counted)
+        self._of_batches = self.compute_histogram, self.transfer_histogram
+        self._of_requests = self.queue_histogram, self.batch_wait_histogram, self.request_histogram
+        self.paused_histogram = Histogram(
+            counted
+        )  # compute times extended by clients that did not read
         self.responses = ResponseCounts()
         self.backends: dict[str, BackendCounts] = {}  # by name, for a model with several backends
         self.ended_runs: Counter[str] = Counter()  # terminated runs in this process, by reason
         self.endpoints: dict[str, EndpointCounts] = {}  # by name, for an upstream model
         self.cache: CacheCounts | None = None  # for a version with a response cache
+        self.steps: dict[str, StepCounts] = {}  # by name, for an ensemble
         self._owed: list[BatchCounts] = []
 
     def owe(self, counts: BatchCounts) -> int:
@@ -293,9 +366,10 @@ class VersionStatistics:
         gathered: int,
         computed: int,
         ended: int,
+        free: int = 0,
     ) -> None:
         """Count a batch: arrival times of its answered requests, the sum of their rows, the rows of
-        the batch, and its four timestamps.
+        the batch, and its timestamps. From `free` on an instance could have run it.
         """
         count = len(arrived)
         inputs, infer, outputs = gathered - started, computed - gathered, ended - computed
@@ -311,16 +385,29 @@ class VersionStatistics:
         batch.compute_input_ns += inputs
         batch.compute_infer_ns += infer
         batch.compute_output_ns += outputs
-        compute, queue, request = self._histograms
-        compute.counts[bisect_left(LATENCY_BOUNDS, ended - started)] += count
+        bounds = self.bounds.counted
+        compute, transfer = self._of_batches
+        compute.counts[bisect_left(bounds, ended - started)] += count
         compute.total_ns += (ended - started) * count
-        waits, lasts = queue.counts, request.counts
+        transfer.counts[bisect_left(bounds, inputs + outputs)] += count
+        transfer.total_ns += (inputs + outputs) * count
+        queue, formed, request = self._of_requests
+        waits, forms, lasts = queue.counts, formed.counts, request.counts
+        forming = 0
         for moment in arrived:
-            waits[bisect_left(LATENCY_BOUNDS, started - moment)] += 1
-            lasts[bisect_left(LATENCY_BOUNDS, ended - moment)] += 1
+            place = bisect_left(bounds, started - moment)
+            waits[place] += 1
+            if moment < free:
+                place = bisect_left(bounds, started - free)
+                forming += started - free
+            else:
+                forming += started - moment
+            forms[place] += 1
+            lasts[bisect_left(bounds, ended - moment)] += 1
         arrivals = sum(arrived)
         waited, lasted = started * count - arrivals, ended * count - arrivals
         queue.total_ns += waited
+        formed.total_ns += forming
         request.total_ns += lasted
         self.queue_ns += waited
         self.success_ns += lasted
@@ -374,6 +461,27 @@ class VersionStatistics:
         if cache.miss_window is not None:
             cache.miss_window.add(now, spent)
 
+    def request_traced(self, trace_id: str, duration_ns: int) -> None:
+        """Keep a successful request that was traced as the exemplar of its bucket."""
+        place = bisect_left(self.bounds.buckets, duration_ns)
+        self.exemplars[place] = Exemplar(trace_id, duration_ns / 1e9, time_ns() / 1e9)
+
+    def request_composed(
+        self, arrived: int, rows: int, ended: int, inputs: int, infer: int, paused: bool
+    ) -> None:
+        """Count a request that calls of other models have answered, with the sums of their times:
+        gathering, and execution.
+        """
+        self.execution_count += 1
+        self.last_inference_ms = time_ns() // 1_000_000
+        batch = self.batches[rows]
+        batch.count += 1
+        batch.compute_input_ns += inputs
+        batch.compute_infer_ns += infer
+        self.request_completed(arrived, rows, arrived, ended, paused)
+        self.compute_input_ns += inputs
+        self.compute_infer_ns += infer - (ended - arrived)
+
     def request_failed(self, reason: str, duration_ns: int, fault: bool = False) -> None:
         """Count a request that failed, for one of `FAILURE_REASONS`."""
         self.failures[reason] += 1
@@ -381,53 +489,123 @@ class VersionStatistics:
         self.fail_ns += duration_ns
 
 
+class AnswerCounters(list[int]):
+    """Counts of the answers of one operation to clients of one class, by status.
+
+    `durations` has the histograms of their durations by status; `good` is that of successful ones,
+    for a door that counts those itself. `of_class` has those of the other classes by name.
+    """
+
+    __slots__ = ("_bounds", "durations", "good", "of_class")
+
+    def __init__(
+        self,
+        by_grpc: bool,
+        bounds: LatencyBounds,
+        of_class: Callable[[str], "AnswerCounters"],
+    ) -> None:
+        super().__init__([0] * (len(STATUS_NAMES) if by_grpc else _HTTP_STATUSES))
+        self._bounds = bounds
+        self.good = Histogram(bounds.counted)
+        self.durations = {0 if by_grpc else 200: self.good}
+        self.of_class = of_class
+
+    def duration_of(self, status: int) -> Histogram:
+        """The durations of answers with a status."""
+        found = self.durations.get(status)
+        if found is None:
+            found = self.durations[status] = Histogram(self._bounds.counted)
+        return found
+
+    def answered(self, status: int, duration_ns: int) -> None:
+        """Count an answer that was given so long after its request had begun."""
+        self[status] += 1
+        self.duration_of(status).observe(duration_ns)
+
+
 class Answers:
-    """Counts of answers by door, operation and status."""
+    """Counts of answers by door, operation, class of client and status.
 
-    def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], list[int]] = {}
+    The class is the `kind` of an identity: `anonymous`, `key`, `token`, `certificate` or `peer`.
+    """
 
-    def of(self, door: str, operation: str, by_grpc: bool = False) -> list[int]:
+    def __init__(self, bounds: LatencyBounds = DEFAULT_BOUNDS) -> None:
+        self.bounds = bounds
+        self._counts: dict[tuple[str, str, str], AnswerCounters] = {}
+
+    def of(
+        self, door: str, operation: str, by_grpc: bool = False, identity: str = ANONYMOUS
+    ) -> AnswerCounters:
         """The counters of an operation for a door to update, by HTTP status, or `by_grpc`'s.
 
-        Those of the door "grpc" are by gRPC's.
+        Those of the door "grpc" are by gRPC's. `identity` is the class of the clients.
         """
-        counts = self._counts.get((door, operation))
+        counts = self._counts.get((door, operation, identity))
         if counts is None:
             by_grpc = by_grpc or door == "grpc"
-            counts = [0] * (len(STATUS_NAMES) if by_grpc else _HTTP_STATUSES)
-            self._counts[door, operation] = counts
+            counts = AnswerCounters(
+                by_grpc, self.bounds, partial(self.of, door, operation, by_grpc)
+            )
+            self._counts[door, operation, identity] = counts
         return counts
 
     def take(self) -> list[Grown]:
         """Take the counts since the last call, to report them to another process."""
-        grown = [
-            (*key, status, count)
-            for key, counts in self._counts.items()
-            if any(counts)
-            for status, count in enumerate(counts)
-            if count
-        ]
-        for door, operation, status, _ in grown:
-            self._counts[door, operation][status] = 0
+        grown: list[Grown] = []
+        for key, counts in self._counts.items():
+            if not any(counts):
+                continue
+            for status, count in enumerate(counts):
+                if not count:
+                    continue
+                counts[status] = 0
+                durations = counts.duration_of(status)
+                places = [[at, many] for at, many in enumerate(durations.counts) if many]
+                grown.append((*key, status, count, durations.total_ns, places))
+                for at, _ in places:
+                    durations.counts[at] = 0
+                durations.total_ns = 0
         return grown
 
-    def add(self, grown: Iterable[Sequence[object]]) -> None:
-        """Add the counts of another process; raises `ValueError` or `TypeError` if malformed."""
-        for door, operation, status, count in grown:
-            if not (isinstance(status, int) and isinstance(count, int)):
-                raise TypeError(f"expected numbers, got {status!r} and {count!r}")
-            self.of(str(door), str(operation))[status] += count
+    def add(self, grown: Iterable[Sequence[Any]]) -> None:
+        """Add the counts of another process with the same bounds.
+
+        Raises `ValueError`, `TypeError` or `IndexError` if malformed.
+        """
+        for door, operation, identity, status, count, total_ns, places in grown:
+            numbers = status, count, total_ns
+            if not all(isinstance(number, int) for number in numbers):
+                raise TypeError(f"expected numbers, got {numbers!r}")
+            counts = self.of(str(door), str(operation), identity=str(identity))
+            counts[status] += count
+            durations = counts.duration_of(status)
+            durations.total_ns += total_ns
+            for at, many in places:
+                durations.counts[at] += many
 
     def samples(self) -> Iterator[Sample]:
         """All counts; for each operation at least that of successful answers."""
-        for (door, operation), counts in sorted(self._counts.items()):
-            by_grpc = len(counts) == len(STATUS_NAMES)
-            good = 0 if by_grpc else 200
-            for status, count in enumerate(counts):
+        sums: dict[tuple[str, str], list[int]] = {}
+        for (door, operation, _), counts in sorted(self._counts.items()):
+            known = sums.get((door, operation))
+            added = counts if known is None else map(sum, zip(known, counts, strict=True))
+            sums[door, operation] = list(added)
+        for (door, operation), statuses in sums.items():
+            good = 0 if len(statuses) == len(STATUS_NAMES) else 200
+            for status, count in enumerate(statuses):
                 if count or status == good:
-                    name = STATUS_NAMES[status] if by_grpc else str(status)
-                    yield door, operation, name, count
+                    yield door, operation, _status_name(statuses, status), count
+
+    def durations(self) -> Iterator[tuple[str, str, str, str, Histogram]]:
+        """Door, operation, class, status and the durations of all answers so far."""
+        for (door, operation, identity), counts in sorted(self._counts.items()):
+            for status, found in sorted(counts.durations.items()):
+                if counts[status]:
+                    yield door, operation, identity, _status_name(counts, status), found
+
+
+def _status_name(counts: Sequence[int], status: int) -> str:
+    return STATUS_NAMES[status] if len(counts) == len(STATUS_NAMES) else str(status)
 
 
 S = TypeVar("S", contravariant=True)
@@ -435,18 +613,46 @@ QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
+class NativeBuckets(NamedTuple):
+    """The buckets of a native histogram of seconds.
+
+    `zeros` counts values up to `threshold`; of `counts`, the first is for the values up to
+    2 ** (`first` / 2 ** `schema`).
+    """
+
+    schema: int
+    threshold: float
+    zeros: int
+    first: int
+    counts: Sequence[int]
+
+
 class Buckets(NamedTuple):
-    """A histogram: counts up to each bound and above all of them; the sum of the values."""
+    """A histogram: counts up to each bound and above all of them; the sum of the values.
+
+    `exemplars` are by the places of their buckets.
+    """
 
     bounds: Sequence[str]
     counts: Sequence[int]
     total: float
+    native: NativeBuckets | None = None
+    exemplars: Mapping[int, Exemplar] = {}
 
 
-def in_seconds(histogram: Histogram) -> Buckets:
+def in_seconds(
+    histogram: Histogram,
+    bounds: LatencyBounds = DEFAULT_BOUNDS,
+    exemplars: Mapping[int, Exemplar] | None = None,
+) -> Buckets:
     """The buckets of a histogram of nanoseconds, in seconds."""
-    bounds = [str(bound / 1e9) for bound in histogram.bounds]
-    return Buckets(bounds, histogram.counts, histogram.total_ns / 1e9)
+    native = None
+    if bounds.native:
+        zeros, *counts = histogram.within(_NATIVE_BOUNDS)
+        threshold = 2 ** (_NATIVE_FROM / 2**NATIVE_SCHEMA)
+        native = NativeBuckets(NATIVE_SCHEMA, threshold, zeros, _NATIVE_FROM + 1, counts)
+    counts, total = histogram.within(bounds.buckets), histogram.total_ns / 1e9
+    return Buckets(bounds.texts, counts, total, native, exemplars or {})
 
 
 class Quantiles(NamedTuple):
@@ -555,13 +761,14 @@ class MemoryCounts(NamedTuple):
 class MetricsOptions:
     """`counters` of microseconds, `histograms` and `summaries` under Triton's names.
 
-    `quantiles` are those of the summaries.
+    `quantiles` are those of the summaries, `bounds` those of all histograms of latencies.
     """
 
     counters: bool = True
     histograms: bool = False
     summaries: bool = False
     quantiles: tuple[float, ...] = QUANTILES
+    bounds: LatencyBounds = DEFAULT_BOUNDS
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> "MetricsOptions":
@@ -584,10 +791,20 @@ class MetricsOptions:
             _flag(found, "histogram_latencies", default.histograms),
             _flag(found, "summary_latencies", default.summaries),
             _quantiles(found["summary_quantiles"]) if "summary_quantiles" in found else QUANTILES,
+            LatencyBounds(
+                _buckets(found["histogram_buckets"])
+                if "histogram_buckets" in found
+                else LATENCY_BOUNDS,
+                _flag(found, "native_histograms", False),
+            ),
         )
 
 
-_NAMES = ("counter_latencies", "histogram_latencies", "summary_latencies", "summary_quantiles")
+_NAMES = (
+    "counter_latencies", "histogram_latencies", "summary_latencies", "summary_quantiles",
+    "histogram_buckets", "native_histograms",
+)  # fmt: skip
+_MOST_BUCKETS, _LONGEST_SECS = 200, 86_400
 
 
 def _flag(found: dict[str, str], name: str, default: bool) -> bool:
@@ -614,3 +831,21 @@ def _quantiles(text: str) -> tuple[float, ...]:
             )
         quantiles.append(numbers[0])
     return tuple(quantiles)
+
+
+def _buckets(text: str) -> tuple[int, ...]:
+    """Bounds in nanoseconds from a text with seconds."""
+    try:
+        seconds = [float(part) for part in text.split(",")]
+    except ValueError:
+        seconds = []
+    bounds = [round(bound * 1e9) for bound in seconds if 0 < bound <= _LONGEST_SECS]
+    rising = all(one < next_ for one, next_ in pairwise(bounds))
+    if not seconds or len(bounds) < len(seconds) or bounds[0] < 1_000 or not rising:
+        raise ValueError(
+            f"histogram_buckets must be rising seconds from 0.000001 to {_LONGEST_SECS}, such as"
+            f" 0.001,0.01,0.1, got {text!r}"
+        )
+    if len(bounds) > _MOST_BUCKETS:
+        raise ValueError(f"histogram_buckets: at most {_MOST_BUCKETS}, got {len(bounds)}")
+    return tuple(bounds)

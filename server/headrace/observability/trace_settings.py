@@ -8,9 +8,10 @@ A model inherits the server's settings, and the server those of the command line
 set. Models without settings of their own share the server's sampler, and its count.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from headrace.core.errors import InvalidRequest, Unsupported
@@ -63,10 +64,62 @@ class TraceMode(StrEnum):
 
 # The keys of the command line by mode; "" for general ones.
 _MODE_KEYS: dict[str, tuple[str, ...]] = {
-    "": ("level", "rate", "count", "mode"),
+    "": ("level", "rate", "count", "mode", "slow-ms", "failed", "chosen"),
     TraceMode.TRITON: ("file", "log-frequency"),
     TraceMode.OPENTELEMETRY: ("url", "resource", *_COLLECTOR),
 }
+
+
+class Choice(NamedTuple):
+    """Requests to trace whatever the rate is.
+
+    `kind` is `id`, with a pattern of shell style as the `name`, or `header` or `parameter`, which
+    has to be there, and not `0` or `false`.
+    """
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TailRules:
+    """Requests that are traced beside those that the rate picks.
+
+    Requests that take `slow_ns` or longer, and with `failed` those that end with an error, are
+    known at their end: all have to be recorded until then. `choices` are known at their begin.
+    """
+
+    slow_ns: int = 0
+    failed: bool = False
+    choices: tuple[Choice, ...] = ()
+
+    @property
+    def records(self) -> bool:
+        """True if every request has to be recorded."""
+        return bool(self.slow_ns or self.failed)
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """The lower-case names of the headers of choices."""
+        return tuple(name for kind, name in self.choices if kind == "header")
+
+    def chooses(
+        self, request_id: str, parameters: Mapping[str, object], header: Callable[[str], str]
+    ) -> bool:
+        """True if a request is to be traced; `header` returns the value of one, "" for none."""
+        for kind, name in self.choices:
+            if kind == "id":
+                if request_id and fnmatchcase(request_id, name):
+                    return True
+            else:
+                found = header(name) if kind == "header" else parameters.get(name, "")
+                if str(found).strip().lower() not in ("", "0", "false"):
+                    return True
+        return False
+
+    def keeps(self, duration_ns: int, error: str) -> bool:
+        """True for a request that was slow, or has failed."""
+        return (0 < self.slow_ns <= duration_ns) or (self.failed and bool(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +163,7 @@ class TraceConfig:
     max_queue_size: int = 2048
     schedule_delay_ms: int = 5000
     max_export_batch_size: int = 512
+    tail: TailRules = TailRules()
 
     @property
     def options(self) -> dict[str, list[str]]:
@@ -126,7 +180,7 @@ class TraceConfig:
             return ""
         if self.mode is TraceMode.OPENTELEMETRY:
             return "" if not settings.tensors else f"{TENSORS} is not for mode {self.mode}"
-        if settings.rate == 0:
+        if settings.rate == 0 and not (self.tail.records or self.tail.choices):
             return "sample rate must be non-zero"
         return "" if self.file else "trace file name is not given"
 
@@ -159,6 +213,14 @@ class Sampler:
             return False
         self.seen += 1
         if self.seen % self.rate:
+            return False
+        if self.remaining > 0:
+            self.remaining -= 1
+        return True
+
+    def take(self) -> bool:
+        """Count a request that is traced whatever the rate is; False if the count is reached."""
+        if not self.remaining:
             return False
         if self.remaining > 0:
             self.remaining -= 1
@@ -365,8 +427,9 @@ def _config(mode: TraceMode, given: Given) -> TraceConfig:
         if key in _KEYS:
             own[_NUMBERS[_KEYS[key]][0]] = read_number(_KEYS[key], value)
     settings = _merged(TraceSettings(), own)
+    tail = _tail(given)
     if mode is TraceMode.TRITON:
-        return TraceConfig(mode, settings, last.get((mode, "file"), ""))
+        return TraceConfig(mode, settings, last.get((mode, "file"), ""), tail=tail)
     url = last.get((mode, "url"), DEFAULT_URL)
     sizes: dict[str, Any] = {
         size.field: _size(key, size, last.get((mode, key))) for key, size in _COLLECTOR.items()
@@ -383,8 +446,32 @@ def _config(mode: TraceMode, given: Given) -> TraceConfig:
         settings,
         url=url if "://" in url else f"http://{url}",
         resource=dict(map(_pair, given.get((mode, "resource"), ()))),
+        tail=tail,
         **sizes,
     )
+
+
+def _tail(given: Given) -> TailRules:
+    slow, failed = 0, False
+    for text in given.get(("", "slow-ms"), ()):
+        found = whole_number(text, 1, _MAX_INT32)
+        if found is None:
+            raise ValueError(f"slow-ms={text[:40]!r}: expected milliseconds from 1 to {_MAX_INT32}")
+        slow = found * 1_000_000
+    for text in given.get(("", "failed"), ()):
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise ValueError(f"failed={text[:40]!r}: expected true or false")
+        failed = text.lower() in ("true", "1")
+    return TailRules(slow, failed, tuple(map(_choice, given.get(("", "chosen"), ()))))
+
+
+def _choice(text: str) -> Choice:
+    kind, _, name = text.partition(":")
+    if kind not in ("id", "header", "parameter") or not name:
+        raise ValueError(
+            f"chosen={text[:80]!r}: expected id:PATTERN, header:NAME or parameter:NAME"
+        )
+    return Choice(kind, name.lower() if kind == "header" else name)
 
 
 def _size(key: str, size: _Size, text: str | None) -> int:

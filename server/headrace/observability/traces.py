@@ -83,16 +83,17 @@ def read_link(text: object) -> TraceLink:
     return TraceLink(int(number) if known else 0, read_traceparent(parent, state))
 
 
-def new_context(parent: TraceContext | None) -> TraceContext:
+def new_context(parent: TraceContext | None, sampled: bool = True) -> TraceContext:
     """A span that starts a trace, or continues a client's."""
+    flags = _SAMPLED if sampled else 0
     if parent is not None:
-        return child_span(parent)
-    return TraceContext(_number(128), _number(64), _SAMPLED)
+        return TraceContext(parent.trace_id, _number(64), flags, parent.state)
+    return TraceContext(_number(128), _number(64), flags)
 
 
 def child_span(parent: TraceContext) -> TraceContext:
-    """A new span of the same trace."""
-    return TraceContext(parent.trace_id, _number(64), _SAMPLED, parent.state)
+    """A new span of the same trace, sampled as its parent."""
+    return TraceContext(parent.trace_id, _number(64), parent.flags & _SAMPLED, parent.state)
 
 
 def _number(bits: int) -> int:
@@ -124,7 +125,8 @@ class Trace:
 
     `door` is HTTP, GRPC, or "" for a model's call; that has a `parent`, 0 for none. `version` is -1
     if none was found. `offset` converts times to the wall clock. `nbytes` is the size of the
-    tensors.
+    tensors. A trace that was not `picked` is recorded in case its request is slow or fails: `kept`
+    says so at its end. A model's call is decided with the request, whose number is its `root`.
     """
 
     number: int
@@ -143,6 +145,9 @@ class Trace:
     last: bool = False  # the last of its sampler's count
     nbytes: int = 0
     backend: str = ""  # the answering backend, for a model with several
+    picked: bool = True
+    kept: bool = True
+    root: int = 0
 
     def time(self, name: str, ns: int) -> None:
         """Record a timestamp."""

@@ -6,12 +6,13 @@ and used on threads, each by one at a time.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.core.model_spec import LoadSpec
+from headrace.core.model_spec import LoadSpec, Used
 from headrace.core.plugins import PluginGroup
+from headrace.core.signature import Signature
 from headrace.placement.choice import InstanceKind
 from headrace.placement.loaded import Servable
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
@@ -86,6 +87,16 @@ class Backend:
         on_gpu = any(group.kind == group.KIND_GPU for group in config.instance_group)
         if wanted == InstanceKind.INLINE and on_gpu:
             yield "'inline' is for the CPU; instances on a GPU run in threads"
+
+    def uses(self, config: ModelConfig) -> Collection[Used]:
+        """The models that a model runs; raises `Contradiction` if it cannot run any such."""
+        return ()
+
+    def use_problems(
+        self, config: ModelConfig, used: Mapping[Used, Signature]
+    ) -> Iterator[tuple[str, str]]:
+        """Fields that do not fit the models that it runs, with the problem; see `uses`."""
+        return iter(())
 
     def idle_parameters(self, parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """Parameters without effect beside these others, with the reason."""

@@ -14,10 +14,15 @@ from typing import Any, Protocol
 
 from headrace.core.call import Call
 from headrace.core.errors import ServerError, Unavailable
-from headrace.core.limits import ExecutionLimits
+from headrace.core.limits import ExecutionLimits, ModelLoad
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array
-from headrace.observability.statistics import EndpointCounts, EndpointSeries, WorkerSeries
+from headrace.observability.statistics import (
+    EndpointCounts,
+    EndpointSeries,
+    VersionStatistics,
+    WorkerSeries,
+)
 from headrace.placement.choice import AutoChoice, InstanceKind
 from headrace.scheduling.scheduler import InstanceScheduler, Scheduler
 from headrace.scheduling.sequences import SequenceQueue
@@ -187,6 +192,12 @@ class Placement(ABC):
     ) -> SequenceQueue | None:
         """The stage that keeps each sequence on one upstream; arguments of `SequenceQueue`."""
         return None
+
+    def in_place_of(
+        self, scheduler: Scheduler, version: str, statistics: VersionStatistics, load: ModelLoad
+    ) -> Scheduler:
+        """The scheduler of the version's calls: by default the one that it was given."""
+        return scheduler
 
     @property
     def workers(self) -> WorkerSeries | None:

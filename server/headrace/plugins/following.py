@@ -23,6 +23,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -468,6 +469,8 @@ class Follower(_Following):
         self._poll_secs = poll_secs
         self._hints: SimpleQueue[frozenset[str] | None] = SimpleQueue()
         paths = [store.path for store in catalogue.stores if isinstance(store, Directory)]
+        for store in catalogue.stores:
+            store.watch(partial(self._hints.put, None))
         self._events = FileEvents(paths, poll_secs, self._hints.put) if events and paths else None
 
     def start(self) -> None:

@@ -496,11 +496,10 @@ class OnRequest(Loads):
 
 def _look_at(source: ModelSource) -> tuple[ModelSource, int, Fingerprint | None]:
     """A model's current source, its estimated memory, and the state of its files."""
-    found = looked_at_again(source)
-    try:
+    found, state = source, None
+    with suppress(LoadFailed):  # reported by the load
+        found = looked_at_again(source)
         state = fingerprint(found)
-    except LoadFailed:  # reported by the load
-        state = None
     return found, max(largest_version(found), _LEAST_BYTES), state
 
 

@@ -397,11 +397,11 @@ def nested_json(datatype: Datatype, array: Array) -> bytes:
     return text if b"n" not in text else _with_words(text, array)
 
 
-def array_of_nested(name: str, datatype: Datatype, value: Any) -> TensorArray:
-    """Build a tensor from nested arrays; raises `InvalidRequest`."""
-    shape, values = _unnested(name, value)
+def array_of_nested(name: str, datatype: Datatype, value: Any, noun: str = "output") -> TensorArray:
+    """Build a tensor, which is a `noun` in errors, from nested arrays; raises `InvalidRequest`."""
+    shape, values = _unnested(f"{noun} '{name}'", value)
     if datatype is Datatype.BYTES:
-        return bytes_array([_bytes(name, element) for element in values], shape)
+        return bytes_array([_bytes(f"{noun} '{name}'", element) for element in values], shape)
     return array_of_json(name, datatype, shape, values)
 
 
@@ -412,7 +412,7 @@ def _text(element: bytes) -> str | dict[str, str]:
         return {"b64": b2a_base64(element, newline=False).decode()}
 
 
-def _bytes(name: str, element: Any) -> bytes:
+def _bytes(what: str, element: Any) -> bytes:
     if type(element) is str:
         return element.encode()
     if type(element) is dict and element.keys() == {"b64"} and type(element["b64"]) is str:
@@ -420,17 +420,17 @@ def _bytes(name: str, element: Any) -> bytes:
             return a2b_base64(element["b64"], strict_mode=True)
         except (Error, ValueError):
             pass
-    raise InvalidRequest(f"output '{name}' holds something that is no string")
+    raise InvalidRequest(f"{what} holds something that is no string")
 
 
-def _unnested(name: str, value: Any) -> tuple[list[int], list[Any]]:
+def _unnested(what: str, value: Any) -> tuple[list[int], list[Any]]:
     """The shape of nested arrays, and their elements in order."""
     shape: list[int] = []
     level = [value]
     while level and list in (types := set(map(type, level))):
         lengths = set(map(len, level)) if len(types) == 1 else set()
         if len(lengths) != 1 or len(shape) == MAX_RANK:
-            raise InvalidRequest(f"output '{name}' holds arrays of several lengths or depths")
+            raise InvalidRequest(f"{what} holds arrays of several lengths or depths")
         shape.append(lengths.pop())
         level = list(chain.from_iterable(level))
     return shape, level

@@ -5,14 +5,18 @@ there. What is here may block.
 """
 
 import logging
+import os
+import shutil
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.plugins import PluginGroup
+from headrace.observability.statistics import Sourced
 from headrace.repository.layout import (
     ModelSource,
     alone,
@@ -22,17 +26,18 @@ from headrace.repository.layout import (
     own_name,
     single_file,
 )
-from headrace.repository.store import Lease, Store, Stored, explained
+from headrace.repository.model_files import MANIFEST, Digests, parse_manifest
+from headrace.repository.store import Lease, Store, Stored, StoreOptions, explained
 
 log = logging.getLogger(__name__)
 
-STORES: PluginGroup[Callable[[str], Store]] = PluginGroup("headrace.stores")
+STORES: PluginGroup[Callable[[str, StoreOptions], Store]] = PluginGroup("headrace.stores")
 NO_SUCH = "no model of this name lies in a model repository"
 DUPLICATE = "model appears in two or more repositories"
 
 
-@dataclass(frozen=True, slots=True)
-class Directory:
+@dataclass(frozen=True)
+class Directory(Store):
     """A model repository on this machine: a store whose models are directories already.
 
     They may change at any time, which their files' stamps tell: there are no tokens. A directory
@@ -42,9 +47,8 @@ class Directory:
     path: Path
     name: str = ""
 
-    @property
-    def address(self) -> str:
-        return str(self.path)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "address", str(self.path))
 
     def names(self) -> Collection[str]:
         """Implements `Store.names`."""
@@ -58,6 +62,39 @@ class Directory:
     def materialise(self, name: str, token: Hashable) -> Lease:
         """Implements `Store.materialise`."""
         return Lease(self.path if self.is_alone(name) else self.path / name)
+
+    def size(self, name: str) -> int:
+        """Implements `Store.size`; reads the directory."""
+        below = self.materialise(name, "").path.rglob("*")
+        with suppress(OSError):  # of a file that has gone meanwhile
+            return sum(path.stat().st_size for path in below if path.is_file())
+        return 0
+
+    def publish(self, name: str, directory: Path, manifest: bytes) -> None:
+        """Implements `Store.publish`: another directory takes the model's place."""
+        draft, old = (self.path / f".{name}.{part}.{os.getpid()}" for part in ("new", "old"))
+        target = self.path / name
+        try:
+            draft.mkdir(parents=True)
+            for path in parse_manifest(manifest):
+                (draft / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(directory / path, draft / path)
+            (draft / MANIFEST).write_bytes(manifest)
+            if target.exists():
+                target.rename(old)
+            draft.rename(target)
+        except OSError as error:
+            raise LoadFailed(f"{target} cannot be written: {error}") from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+
+    def problems(self, name: str) -> list[str]:
+        """Implements `Store.problems`."""
+        directory = self.materialise(name, "").path
+        if not (directory / MANIFEST).is_file():
+            return [f"there is no {MANIFEST}"]
+        return Digests().problems(directory)
 
     def is_alone(self, name: str) -> bool:
         """True if the directory is this model itself."""
@@ -73,7 +110,10 @@ class Directory:
         return self.name or own_name(self.path)
 
 
-def open_store(address: str, name: str = "") -> Store:
+NO_OPTIONS = StoreOptions()
+
+
+def open_store(address: str, name: str = "", options: StoreOptions = NO_OPTIONS) -> Store:
     """The store with this address: a plugin's for `SCHEME:…`, if there is one, or a directory.
 
     `name` is that of a directory that is a model itself. Raises `LoadFailed`.
@@ -83,7 +123,7 @@ def open_store(address: str, name: str = "") -> Store:
     if plugin is None or Path(address).exists():
         return Directory(Path(address), name)
     with explained(address):
-        return plugin.load()(address)
+        return plugin.load()(address, options)
 
 
 class Place(NamedTuple):
@@ -145,14 +185,11 @@ class Catalogue:
 
         Models of an unreadable repository are left out, which is logged.
         """
-        try:
-            places = self.places()
-        except RepositoryError as error:
-            log.warning("%s", error)
-            places = {}
-            for store in self.stores:
-                with suppress(RepositoryError):
-                    places |= replace(self, stores=(store,)).places()
+        known, lost = self._reached()
+        for store, error in lost.items():
+            if not store.trouble:  # which it has logged itself
+                log.warning("%s", error)
+        places = self.places(known)
         names = {name: "" if len(found) == 1 else DUPLICATE for name, found in places.items()}
         for name in (self.name or file.stem for file in self.files):
             names[name] = DUPLICATE if name in names else ""
@@ -161,9 +198,11 @@ class Catalogue:
     def read(self, name: str) -> ModelSource | None:
         """The model of this name; None if there is none.
 
-        Raises `LoadFailed` for an ambiguous name, or if a repository cannot be read.
+        Raises `LoadFailed` for an ambiguous name, or if it is in none of the repositories that can
+        be read, and there are others.
         """
-        places = self.places()
+        known, lost = self._reached()
+        places = self.places(known)
         found = places.get(name, [])
         files = [file for file in self.files if (self.name or file.stem) == name]
         if len(found) + len(files) > 1:
@@ -175,6 +214,8 @@ class Catalogue:
         alike = namespaced(name, places)
         if alike:
             raise LoadFailed(ambiguous(name, alike))
+        if lost:
+            raise next(iter(lost.values()))
         return None
 
     def places(
@@ -211,6 +252,26 @@ class Catalogue:
             duplicate = len(places) > 1
             source = ModelSource(name, Path(), None, (), duplicate=duplicate, stored=stored)
             return store.read(source) if isinstance(store, Directory) else source
+
+    def metrics(self) -> Iterable[Sourced]:
+        """Metric families of the stores."""
+        return chain.from_iterable(store.metrics() for store in self.stores)
+
+    def close(self) -> None:
+        """Close the stores."""
+        for store in self.stores:
+            store.close()
+
+    def _reached(self) -> tuple[dict[Store, Collection[str]], dict[Store, RepositoryError]]:
+        """The names in the stores that can be read, and the errors of the others."""
+        known: dict[Store, Collection[str]] = {}
+        lost: dict[Store, RepositoryError] = {}
+        for store in self.stores:
+            try:
+                known[store] = self._listed(store)
+            except RepositoryError as error:
+                lost[store] = error
+        return known, lost
 
     @staticmethod
     def _listed(store: Store) -> Collection[str]:

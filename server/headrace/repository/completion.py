@@ -115,7 +115,8 @@ def normalise(config: ModelConfig) -> ModelConfig:
         sequences.max_sequence_idle_microseconds = (
             sequences.max_sequence_idle_microseconds or _SEQUENCE_IDLE_US
         )
-    if not result.instance_group:
+    composed = result.WhichOneof("scheduling_choice") == "ensemble_scheduling"
+    if not (result.instance_group or composed):
         result.instance_group.add(name=result.name, kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
     for index, group in enumerate(result.instance_group):
         group.name = group.name or f"{result.name}_{index}"
@@ -161,12 +162,22 @@ def model_dims(tensor: ModelTensor) -> Sequence[int]:
     return tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
 
 
+def named_backend(config: ModelConfig, backends: Mapping[str, Backend]) -> Backend | None:
+    """The backend that a configuration names, itself or by its platform."""
+    return backends.get(config.backend or _of_platform(config, backends))
+
+
+def _of_platform(config: ModelConfig, backends: Mapping[str, Backend]) -> str:
+    wanted = config.platform
+    return next((n for n, b in backends.items() if wanted and b.platform == wanted), "")
+
+
 def _guess_backend(
     config: ModelConfig, model: str, names: list[str], backends: Mapping[str, Backend]
 ) -> str:
     """The backend of the named platform, or else the one indicated by the files."""
     if config.platform:
-        return next((n for n, b in backends.items() if b.platform == config.platform), "")
+        return _of_platform(config, backends)
     given = config.default_model_filename
     for name, backend in backends.items():
         if given in backend.filenames or given.endswith((*backend.suffixes, *_any_suffix(backend))):

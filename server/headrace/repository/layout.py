@@ -83,6 +83,16 @@ class ModelSource:
         return str(self.path.parent) if self.stored is None else self.stored.store.address
 
     @property
+    def trouble(self) -> str:
+        """The reason why its store cannot be asked at present; "" if it can."""
+        return "" if self.stored is None else self.stored.store.trouble
+
+    @property
+    def origin(self) -> Path:
+        """The origin of its files: its directory, or the one in its lease."""
+        return self.path if self.lease is None else self.lease.origin
+
+    @property
     def is_absent(self) -> bool:
         """True if its directory has not been brought from its store."""
         return self.stored is not None and self.lease is None
@@ -172,7 +182,12 @@ def read_model_directory(path: Path, config_name: str = "") -> ModelSource:
 
 
 def looked_at_again(source: ModelSource) -> ModelSource:
-    """The model with its current versions, if some of its own are gone."""
+    """The model with its current versions, if some of its own are gone, or its current token.
+
+    Raises `LoadFailed` for one that its store does not tell.
+    """
+    if source.stored is not None and source.is_absent:
+        return replace(source, stored=source.stored.now())
     if source.file is not None or all(
         source.version_path(version).is_dir() for version in source.versions
     ):
@@ -213,7 +228,8 @@ def _elsewhere(path: Path) -> str:
     url = str(path) if scheme == "models" else f"{scheme}://{rest.replace(':/', '://')}"
     way = f"mount it (with {mount}), or copy it" if mount else "copy it"
     return (
-        f"{url} is {what}, and models are read from directories: {way} to a directory"
+        f"{url} is {what}; this server has no store for that, or it stands in place of a file:"
+        f" {way} to a directory"
         f" and keep that up to date ({copy}), and give that directory"
     )
 
@@ -261,7 +277,12 @@ def _has_entries(path: Path) -> bool:
 
 
 def largest_version(source: ModelSource) -> int:
-    """Bytes of the files of a model's largest version; vanished files count as empty."""
+    """Bytes of the files of a model's largest version; vanished files count as empty.
+
+    One that is still in its store has the bytes of all its files.
+    """
+    if source.stored is not None and source.is_absent:
+        return source.stored.store.size(source.stored.name)
     if source.file is not None:
         return _file_size(source.file)
     sizes = [

@@ -32,6 +32,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -260,6 +261,7 @@ def _entries(directory: Path) -> list[str]:
 
 
 MANIFEST = "headrace-manifest.json"
+INDEX = "headrace-index.json"  # of a directory of models that a web server offers
 _LARGEST = 16 << 20  # bytes of a manifest
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TOLD = 3  # files named in a message
@@ -343,6 +345,11 @@ def read_manifest(directory: Path) -> Mapping[str, str]:
         return {}
     except OSError as error:
         raise LoadFailed(f"{MANIFEST} cannot be read: {error.strerror}") from error
+    return parse_manifest(text)
+
+
+def parse_manifest(text: bytes) -> Mapping[str, str]:
+    """The digests in a manifest, by path; raises `LoadFailed`."""
     if len(text) > _LARGEST:
         raise LoadFailed(f"{MANIFEST} is larger than {_LARGEST} bytes")
     try:
@@ -366,11 +373,63 @@ def _is_name(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
+def new_manifest(files: Mapping[str, str]) -> bytes:
+    """A manifest with these digests, by path."""
+    return json.dumps({"files": files}, indent=2).encode() + b"\n"
+
+
+def manifest_of(directory: Path) -> bytes:
+    """The manifest of a directory: its own if that lists every file as it is, or a new one.
+
+    Raises `LoadFailed` for a file that cannot be read.
+    """
+    files = _digests_below(directory)
+    with suppress(LoadFailed):
+        if read_manifest(directory) == files and files:
+            return (directory / MANIFEST).read_bytes()
+    return new_manifest(files)
+
+
+def write_index(repository: Path, models: Iterable[str]) -> None:
+    """Write the index of a repository, with manifests of the models in it that have none.
+
+    Raises `LoadFailed` for files that are not as their manifest has them, and `OSError`.
+    """
+    found: dict[str, object] = {}
+    for name in models:
+        directory = repository / name
+        manifest = manifest_of(directory)
+        if not (directory / MANIFEST).is_file():
+            (directory / MANIFEST).write_bytes(manifest)
+        elif (directory / MANIFEST).read_bytes() != manifest:
+            raise LoadFailed(f"{directory}: {MANIFEST} does not list every file as it is")
+        sizes = {path: (directory / path).stat().st_size for path in parse_manifest(manifest)}
+        digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+        found[name] = {"manifest": digest, "sizes": sizes}
+    draft = repository / f".{INDEX}.{os.getpid()}"
+    try:
+        draft.write_text(json.dumps({"models": found}, indent=2) + "\n", encoding="utf-8")
+        draft.replace(repository / INDEX)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def write_manifest(directory: Path) -> Mapping[str, str]:
     """Write the manifest of a directory in its current state, replacing any other; returns it.
 
     Raises `LoadFailed` for a file that cannot be read.
     """
+    files = _digests_below(directory)
+    written = directory / f".{MANIFEST}.{os.getpid()}"
+    try:
+        written.write_bytes(new_manifest(files))
+        written.replace(directory / MANIFEST)
+    finally:
+        written.unlink(missing_ok=True)
+    return files
+
+
+def _digests_below(directory: Path) -> dict[str, str]:
     digests = Digests()
     files: dict[str, str] = {}
     for name in files_below(directory):
@@ -379,12 +438,6 @@ def write_manifest(directory: Path) -> Mapping[str, str]:
             if digest is None:
                 raise LoadFailed(f"{directory / name} cannot be read, or is being written")
             files[name] = digest
-    written = directory / f".{MANIFEST}.{os.getpid()}"
-    try:
-        written.write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
-        written.replace(directory / MANIFEST)
-    finally:
-        written.unlink(missing_ok=True)
     return files
 
 
@@ -396,6 +449,7 @@ _SET_FIELDS = ("max_batch_size", "input")
 class Content:
     """Files and configuration of a version that cannot change while it serves.
 
+    `directory` is the origin of its files.
     `files` are stamps or, with a manifest, digests. `config` is the configuration without the
     fields that can change, as bytes; `set_fields` are the fields set in its file whose default
     differs from unset.
@@ -439,7 +493,7 @@ def origins(
     for number in versions:
         stamps = {**state.shared, **state.versions[number]}
         files = {n: digests.get(n, stamp) for n, stamp in stamps.items() if not _is_manifest(n)}
-        found[number] = Origin(Content(state.source.path, files, text, fields), groups, on_cpu)
+        found[number] = Origin(Content(state.source.origin, files, text, fields), groups, on_cpu)
     return found
 
 

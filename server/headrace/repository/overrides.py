@@ -28,7 +28,7 @@ from headrace.core.tensors import Buffer
 from headrace.core.texts import whole_number
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import ConfigFile, Problem, refuse
-from headrace.repository.store import Lease
+from headrace.repository.store import Lease, Store
 
 _PREFIX = "headrace-models-"
 MOST_FILES = 1_000
@@ -37,7 +37,7 @@ _LONGEST_NAME = 255  # bytes, the limit of file systems
 _LONGEST_PATH = 1_024
 
 
-class Uploads:
+class Uploads(Store):
     """The files of load requests: a store, whose models are in use or about to be loaded.
 
     Each upload has a token of its own; it is kept by its lease, which the store hands over with the

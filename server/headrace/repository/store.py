@@ -7,13 +7,15 @@ be brought; the files of load requests are one; others are plugins, by the schem
 """
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from weakref import finalize
 
 from headrace.core.errors import LoadFailed, RepositoryError
+from headrace.observability.statistics import Sourced
 
 log = logging.getLogger(__name__)
 
@@ -21,33 +23,58 @@ log = logging.getLogger(__name__)
 class Lease:
     """The directory of a model, which stays as it is as long as this object is referred to."""
 
-    def __init__(self, path: Path, release: Callable[[], object] = lambda: None) -> None:
-        """`release` is called once, on any thread, when the directory is no longer needed."""
+    def __init__(
+        self,
+        path: Path,
+        release: Callable[[], object] = lambda: None,
+        origin: Path | None = None,
+    ) -> None:
+        """`release` is called once, on any thread, when the directory is no longer needed.
+
+        `origin` is the same for all directories of a model whose manifest has all their digests:
+        versions of equal digests in two of them are the same. By default, it is the directory.
+        """
         self.path = path
+        self.origin = origin or path
         self.release = finalize(self, release)
 
 
-class Store(Protocol):
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Settings of stores: `cache` is a directory, "" for the default, of at most `cache_bytes`.
+
+    An `offline` store has what is in the cache, and is never asked. `cache_bytes` may be 0 for any.
+    """
+
+    cache: str = ""
+    cache_bytes: int = 0
+    offline: bool = False
+
+
+class Store:
     """A source of models. Methods are called on threads, may block, and raise `LoadFailed`.
 
     A plugin of the group `headrace.stores` is named like the scheme of its addresses, and is called
-    with `SCHEME:…` as given to `--model-repository`. `address` names the store in messages and
-    labels, without secrets.
+    with `SCHEME:…` as given to `--model-repository`, and the options. `address` names the store in
+    messages and labels, without secrets. Only the first three methods must be implemented.
     """
 
-    @property
-    def address(self) -> str: ...
+    address: str
 
     def names(self) -> Collection[str]:
         """The names of all its models.
 
         Not being reached is an error, never an empty list: models that are gone are unloaded.
         """
-        ...
+        raise NotImplementedError
 
     def token(self, name: str) -> Hashable:
         """A value that changes with the model, such as a digest, a revision, or a time."""
-        ...
+        raise NotImplementedError
+
+    def current(self, name: str) -> Hashable:
+        """The token as of now, for a model that is about to be loaded on request."""
+        return self.token(name)
 
     def materialise(self, name: str, token: Hashable) -> Lease:
         """The directory of a model in the state of `token`, complete.
@@ -55,7 +82,37 @@ class Store(Protocol):
         A store may refuse a token that is no longer the model's: the model is then loaded again
         when the new token is seen.
         """
-        ...
+        raise NotImplementedError
+
+    def size(self, name: str) -> int:
+        """Bytes of a model's files, as far as known without asking; 0 if unknown."""
+        return 0
+
+    def publish(self, name: str, directory: Path, manifest: bytes) -> None:
+        """Replace a model by the files of its manifest in one step, by `headrace models push`."""
+        raise LoadFailed(f"{self.address} cannot be written")
+
+    def problems(self, name: str) -> list[str]:
+        """The problems of the files of a model, all of which are read."""
+        raise LoadFailed(f"{self.address} cannot be verified")
+
+    @property
+    def trouble(self) -> str:
+        """The reason why the store cannot be asked at present; "" if it can."""
+        return ""
+
+    def metrics(self) -> Iterable[Sourced]:
+        """Metric families of the store; its samples have the label `store`."""
+        return ()
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` on any thread when models may have changed, until it is closed.
+
+        Called once, and only a means to be asked early.
+        """
+
+    def close(self) -> None:
+        """End threads and connections; leases stay. A call under way fails soon."""
 
 
 class Stored(NamedTuple):
@@ -70,6 +127,11 @@ class Stored(NamedTuple):
         """Bring its directory; may block. Raises `LoadFailed`."""
         with explained(self.store.address):
             return self.store.materialise(self.name, self.token)
+
+    def now(self) -> "Stored":
+        """The model in its current state; may block. Raises `LoadFailed`."""
+        with explained(self.store.address):
+            return self._replace(token=self.store.current(self.name))
 
 
 @contextmanager

@@ -49,8 +49,8 @@ EFFECTIVE = frozenset(
         "optimization.input_pinned_memory.enable", "optimization.output_pinned_memory.enable",
         "optimization.execution_accelerators.gpu_execution_accelerator",
         "optimization.execution_accelerators.cpu_execution_accelerator", "metric_tags",
-        "model_transaction_policy.decoupled", "sequence_batching", "model_warmup.name",
-        "response_cache.enable",
+        "model_transaction_policy.decoupled", "sequence_batching", "ensemble_scheduling",
+        "model_warmup.name", "response_cache.enable",
         "model_warmup.batch_size", "model_warmup.inputs", "model_warmup.count",
         "model_metrics.metric_control.metric_identifier.family",
         "model_metrics.metric_control.histogram_options.buckets",
@@ -128,8 +128,10 @@ def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
         )
     if config.max_batch_size < 0:
         yield Problem("max_batch_size", f"must not be negative, got {config.max_batch_size}")
-    if config.WhichOneof("scheduling_choice") == "ensemble_scheduling":
-        yield Problem("ensemble_scheduling", UNSUPPORTED)
+    named = {config.platform, config.backend} - {""}
+    if config.WhichOneof("scheduling_choice") == "ensemble_scheduling" and named != {"ensemble"}:
+        text = f"needs the platform 'ensemble', got '{config.platform or config.backend}'"
+        yield Problem("ensemble_scheduling", text)
     file = PurePosixPath(config.default_model_filename)
     if file.is_absolute() or ".." in file.parts:
         yield Problem(

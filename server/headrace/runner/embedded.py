@@ -26,6 +26,7 @@ from headrace.client.transport import InferRequest, Result
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
 from headrace.engine.engine import Engine
+from headrace.engine.exposition import TEXT, Exposition
 from headrace.engine.tracing import Tracing
 from headrace.options import SettingsError
 from headrace.placement.cores import core_share
@@ -71,7 +72,7 @@ class AsyncEngine(AsyncModels):
         self._tracing: Tracing | None = None
         self._transport: InProcessTransport | None = None
         self._closing: asyncio.Future[None] | None = None
-        self._scrape: Callable[[], Awaitable[bytes]] | None = None
+        self._scrape: Callable[[Exposition], Awaitable[bytes]] | None = None
 
     @property
     def _place(self) -> str:
@@ -125,7 +126,7 @@ class AsyncEngine(AsyncModels):
         assert self._engine is not None
         if self._scrape is None:
             self._scrape = scraper(self._settings, self._engine)
-        return await self._scrape()
+        return await self._scrape(TEXT)
 
     async def aclose(self) -> None:
         """Finish calls under way, free all models, and end their processes."""

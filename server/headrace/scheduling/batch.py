@@ -119,11 +119,11 @@ class Batch:
 
     After the execution and `take`, `tensors` are the outputs of all rows, computed by `version`;
     each call gets those from its `first` row on. `encoded` is as in `Computed`. `again` is true
-    if its calls have run before.
+    if its calls have run before. From `free` on, in nanoseconds, an instance could have run it.
     """
 
     __slots__ = (
-        "again", "calls", "compute_ns", "encoded", "gather_ns", "names", "outputs", "rows",
+        "again", "calls", "compute_ns", "encoded", "free", "gather_ns", "names", "outputs", "rows",
         "signature", "started", "tensors", "version",
     )  # fmt: skip
 
@@ -134,10 +134,13 @@ class Batch:
     gather_ns: int
     encoded: dict[object, Any]
 
-    def __init__(self, signature: Signature, calls: list[Call], again: bool = False) -> None:
+    def __init__(
+        self, signature: Signature, calls: list[Call], again: bool = False, free: int = 0
+    ) -> None:
         self.signature = signature
         self.calls = calls
         self.again = again
+        self.free = free
         self.rows = calls[0].rows if len(calls) == 1 else sum([call.rows for call in calls])
         self.outputs, self.names = signature.outputs, signature.names
         for call in calls:

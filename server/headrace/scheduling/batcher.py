@@ -264,6 +264,7 @@ class Batcher:
         self._open: set[Call] = set()
         self._instances = Instances()
         self._idle = self._instances.idle
+        self._free_since = 0  # nanoseconds: since when an instance has been idle, if any is
         # Unanswered calls, where answers keep the order of calls; None where they do not.
         self._order: deque[Call] | None = deque() if policy.preserve_ordering else None
         self._uniform = signature.uniform
@@ -664,6 +665,7 @@ class Batcher:
                 if isinstance(call, JoinedCall):
                     call.complete()
                 call.level, call.run_number, call.began = 1, 0, call.arrived
+                call.started = True
                 call.deadline = call.execution = None
                 call.owner = self
                 self._load.requests += 1
@@ -818,7 +820,7 @@ class Batcher:
                 self._together = len(calls)
                 if self._alike is not None and len(calls) > 1:
                     calls = self._divided(line, calls, again, self._alike)
-                return Batch(self._signature, calls, again)
+                return Batch(self._signature, calls, again, self._free_since)
 
     def _in_time(self, calls: list[Call], now: int) -> list[Call]:
         """The calls that are not refused for their delay; those with a limit of their own stay."""
@@ -888,6 +890,8 @@ class Batcher:
     def _finished(self, instance: Instance, batch: Batch, outcome: Outcome) -> None:
         """Process a batch's outcome: answers, errors, or another run."""
         if not self._instances.leaving:
+            if not self._idle:
+                self._free_since = outcome.computed
             self._idle.append(instance)
         elif (removed := self._instances.give_back(instance)) is not None:
             self._soon(removed)
@@ -986,7 +990,7 @@ class Batcher:
         ended = self._now()
         self._release(alive)
         started, gathered, computed = outcome.started, outcome.gathered, outcome.computed
-        counts = arrived, rows, batch.rows, started, gathered, computed, ended
+        counts = arrived, rows, batch.rows, started, gathered, computed, ended, batch.free
         if len(alive) == 1:
             self._soon(self._statistics.batch_succeeded, *counts)
         else:

@@ -243,4 +243,4 @@ def counts(batch: Batch, outcome: Outcome) -> BatchCounts:
     """The counts of a batch whose calls are all answered."""
     arrived = [call.arrived for call in batch.calls]
     started, gathered, computed = outcome.started, outcome.gathered, outcome.computed
-    return arrived, batch.rows, batch.rows, started, gathered, computed, monotonic_ns()
+    return arrived, batch.rows, batch.rows, started, gathered, computed, monotonic_ns(), started

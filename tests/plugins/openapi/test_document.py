@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.api.operations import OPERATIONS
+from headrace.api.operations import OPERATIONS, Category
 from headrace.core.datatypes import Datatype
 from headrace.core.signature import Signature, TensorSpec
 from headrace.plugins.openapi.document import document
@@ -76,3 +76,15 @@ def _references(value: Any) -> list[str]:
         return []
     own = [value["$ref"]] if "$ref" in value else []
     return own + [found for member in value.values() for found in _references(member)]
+
+
+def test_a_client_shows_a_key_or_a_header() -> None:
+    assert "securitySchemes" not in document()["components"]
+    found = document((), OPERATIONS, True, {Category.STATISTICS: "x-secret"})
+    schemes = found["components"]["securitySchemes"]
+    assert schemes["bearer"]["scheme"] == "bearer"
+    assert schemes["header-x-secret"] == {"type": "apiKey", "in": "header", "name": "x-secret"}
+    paths = found["paths"]
+    assert paths["/v2/status"]["get"]["security"] == [{"bearer": [], "header-x-secret": []}]
+    assert paths["/v2"]["get"]["security"] == [{"bearer": []}]
+    assert "security" not in paths["/v2/health/ready"]["get"]

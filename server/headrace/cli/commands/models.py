@@ -4,8 +4,9 @@ import argparse
 import fnmatch
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from headrace.cli.command import (
     shared_settings,
     take_sources,
 )
+from headrace.cli.commands.stores import STORE_COMMANDS, STORE_SETTINGS, list_store
 from headrace.cli.remote import (
     CommandFailed,
     complain,
@@ -34,11 +36,15 @@ from headrace.cli.remote import (
 from headrace.cli.text import duration, fitted_table, number, size, table
 from headrace.client import ClientError, StatusError
 from headrace.core.errors import InvalidConfig, LoadFailed
+from headrace.core.plugins import OptionalPart
 from headrace.options import SettingsError
 from headrace.settings import ENVIRONMENT_OPTIONS, OPTIONS, SECTIONS
 
 if TYPE_CHECKING:
     from headrace.client.blocking import Client
+
+# Draws the graph of a configuration, in a form; raises `ValueError` for one without a graph.
+GRAPHS: OptionalPart[Callable[[Any, str], str]] = OptionalPart("graphs")
 
 _HEADS = ("VERSION", "STATE", "ROLE", "WEIGHT", "SHARE", "ROUTED", "FAILED", "LATENCY", "REASON")
 _RIGHT = "WEIGHT SHARE ROUTED FAILED LATENCY"
@@ -456,13 +462,33 @@ def _config(options: argparse.Namespace, server: "Client") -> int:
     if options.json:
         print_json(document)
     else:
-        # Imported late: the other commands need no protobuf.
-        from google.protobuf import json_format, text_format
+        from google.protobuf import text_format
 
-        from headrace.protocol.pb.model_config_pb2 import ModelConfig
+        print(text_format.MessageToString(_message(document)), end="")
+    return 0
 
-        message = json_format.ParseDict(document, ModelConfig(), ignore_unknown_fields=True)
-        print(text_format.MessageToString(message), end="")
+
+def _message(document: Document) -> Any:
+    """A configuration in JSON as a `ModelConfig`."""
+    # Imported late: the other commands need no protobuf.
+    from google.protobuf import json_format
+
+    from headrace.protocol.pb.model_config_pb2 import ModelConfig
+
+    return json_format.ParseDict(document, ModelConfig(), ignore_unknown_fields=True)
+
+
+def _graph(options: argparse.Namespace, server: "Client") -> int:
+    """Print the graph of an ensemble."""
+    document = server.document("ModelConfig", name=options.model, version=options.version or "")
+    try:
+        drawn = GRAPHS.load()(_message(document), options.format)
+    except (LoadFailed, ValueError) as error:
+        raise CommandFailed(str(error)) from None
+    if options.json:
+        print_json({"model": options.model, "format": options.format, "graph": drawn})
+    else:
+        print(drawn, end="")
     return 0
 
 
@@ -496,12 +522,26 @@ def _override(text: str) -> tuple[str, str]:
     return path, local
 
 
+def _listing(*given: Any, **texts: Any) -> Command:
+    """The command `list`: of a running server, unless a store is given."""
+    remote = remote_command(*given, **texts)
+    ask = remote.run
+    assert ask is not None, "a command that does nothing. This is a bug."
+
+    def run(options: argparse.Namespace) -> int:
+        return ask(options) if options.store is None else list_store(options)
+
+    more = settings_as_options(STORE_SETTINGS)
+    return replace(remote, run=run, options=[*remote.options, *more])
+
+
 _VERSION = option("--version N", "version of the model", type=parse_version)
 
 MODELS = Command(
     name="models",
     help="inspect, load and unload models",
-    description="Inspect models on disk (check, manifest), or in a running server (all others).",
+    description="Inspect models on disk (check, manifest), copy them between stores (push, pull,"
+    " promote, verify), or inspect and control those of a running server (all others).",
     actions=(
         Command(
             name="check",
@@ -530,13 +570,14 @@ MODELS = Command(
             ),
             run=_manifest,
         ),
-        remote_command(
+        _listing(
             "list", _list,
             option("pattern [MODEL...]", "names of models to list, or patterns with * and ?"),
             option("--ready", "list only versions that are ready"),
             option("--long", "show also inputs, outputs, backend and instances"),
             option("--names", "print only names"),
-            help="list the models of a running server",
+            option("--store STORE", "list a store, such as s3://BUCKET/PREFIX, not a server"),
+            help="list the models of a running server, or of a store",
             description="List the models of a running server: each version with its state, and the"
             " reason if it is not ready.",
         ),
@@ -574,11 +615,20 @@ MODELS = Command(
             description="Print a model's configuration as a running server has completed it.",
         ),
         remote_command(
+            "graph", _graph, option("model MODEL", type=parse_model), _VERSION,
+            option("--format FORM", "mermaid or svg", choices=("mermaid", "svg"),
+                   default="mermaid"),
+            help="draw the graph of an ensemble",
+            description="Print the graph of an ensemble that a running server has, as text for"
+            " Mermaid or as an SVG picture.",
+        ),
+        remote_command(
             "stats", _stats, option("model [MODEL]", "model to print in detail"), _VERSION,
             help="print statistics of models",
             description="Print counts of requests, batch sizes and mean latencies since the server"
             " started: a line per version, or one model in detail.",
         ),
+        *STORE_COMMANDS,
         TRAFFIC,
     ),
 )  # fmt: skip

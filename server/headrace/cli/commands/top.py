@@ -1,174 +1,38 @@
-"""`headrace top`: live activity of a running server, from its metrics.
+"""`headrace top`: live activity of a running server, from its status.
 
-`parse` reads Prometheus' text format, `activity` compares two scrapes to the document of `--json`,
-and `COLUMNS` make the table from that document: as text, or drawn by rich on a terminal.
+`activity` compares two readings of `/v2/status` to the document of `--json`, and `COLUMNS` make the
+table from that document: as text, or drawn by rich on a terminal.
 """
 
 import argparse
-import ipaddress
 import json
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import accumulate, pairwise, zip_longest
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.api.operations import Document
 from headrace.cli.command import option
-from headrace.cli.remote import (
-    CommandFailed,
-    address,
-    connected,
-    parse_address,
-    parse_positive,
-    remote_command,
-)
-from headrace.cli.text import duration, number, size, table
-from headrace.client import AnswerError, ClientError, ConnectionFailed
-from headrace.client.address import Address
+from headrace.cli.remote import parse_positive, remote_command
+from headrace.cli.text import duration, number, printable, size, table
+from headrace.client import ClientError
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, ConsoleOptions, RenderResult
 
     from headrace.client.blocking import Client
 
-_SAY_WHERE = "--metrics-url says where metrics are"
-_SUCCESS = "nv_inference_request_success"
-_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|Inf)"
-_LINE = re.compile(rf"^([a-zA-Z_:][\w:]*)(?:\{{(.*)\}})?[ \t]+({_NUMBER})(?!\S)", re.MULTILINE)
-# Values that differ in other labels only, such as those of `metric_tags`, are summed.
-_LABELS = "model|version|reason|kind|backend|endpoint|door|operation|status|id|le"
-_LABEL = re.compile(rf'\b({_LABELS})="((?:[^"\\]|\\.)*)"')
-
-# By name, model and version, if the metric has these; then by the other labels' values.
-Values = dict[tuple[str, ...], dict[str, float]]
+_MOST_DEGRADED = 5  # lines
 
 
-class Scrape(NamedTuple):
-    """The values at a time, in seconds of a monotonic clock."""
-
-    at: float
-    values: Values
-
-
-def parse(text: str) -> Values:
-    """The values in Prometheus' text format; lines of other forms are skipped."""
-    found: Values = {}
-    for name, inside, value in _LINE.findall(text):
-        labels = {label: _plain(text) for label, text in _LABEL.findall(inside)}
-        key = name, *(labels.pop(label) for label in ("model", "version") if label in labels)
-        values, others = found.setdefault(key, {}), " ".join(labels.values())
-        values[others] = values.get(others, 0) + float(value)
-    return found
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"\\(.)", lambda escaped: escaped[1].replace("n", "\n"), text)
-
-
-def _locate(options: argparse.Namespace, server: "Client") -> tuple[Address, str]:
-    """The address of the metrics, and the id of the server that has them; "" for any."""
-    given: Address | None = options.metrics_url
-    if given is not None:
-        return replace(given, prefix=given.prefix.removesuffix("/metrics")), ""
-    own, told = address(options), server.document("ServerMetadata").get("headrace")
-    if told is None:  # Triton does not report it
-        return replace(own, port=8002, prefix=""), ""
-    try:
-        if told["metrics"] is None:
-            raise CommandFailed(f"the server at {server.address} has no metrics: --allow-metrics")
-        at, identity = told["metrics"], told["id"]
-        host, port, scheme = at["address"], int(at["port"]), str(at.get("scheme", "http"))
-        listens = ipaddress.ip_address(host)
-    except (TypeError, KeyError, ValueError):
-        raise AnswerError(f"{server.address}/v2 does not say where metrics are: {told}") from None
-    # Metrics on a wildcard or loopback address are on the server's host.
-    near = listens.is_unspecified or listens.is_loopback
-    return Address(scheme, own.host if near else host, port), str(identity)
-
-
-def _scrape(options: argparse.Namespace, server: "Client", at: Address, identity: str) -> Scrape:
-    """The current values at an address; raises `ClientError` and `CommandFailed`."""
-    try:
-        with connected(at, options) as connection:
-            values = parse(connection.fetch("/metrics").decode("utf-8", "replace"))
-    except ConnectionFailed as error:
-        raise CommandFailed(f"{error}; {_SAY_WHERE}") from None
-    if ("headrace_ready",) not in values and all(key[0] != _SUCCESS for key in values):
-        raise AnswerError(f"{at}/metrics are not metrics of headrace")
-    if identity and identity not in values.get(("headrace_server_info",), ()):
-        message = f"the metrics at {at} are not those of the server at {server.address}"
-        raise CommandFailed(f"{message}; {_SAY_WHERE}")
-    return Scrape(time.monotonic(), values)
-
-
-def activity(before: Scrape, after: Scrape, order: str = "requests") -> Document:
-    """The document of `--json`, but for the time."""
-    seconds = max(after.at - before.at, 1e-9)
-    now, rates = after.values, Values()
-    for key, series in now.items():
-        old = before.values.get(key, {})
-        rates[key] = {
-            # Counters of a restarted server or a reloaded model begin at 0.
-            labels: (value - was if value >= (was := old.get(labels, 0)) else value) / seconds
-            for labels, value in series.items()
-        }
-
-    def of(found: Values, *key: str) -> Mapping[str, float]:
-        return found.get(key, {})
-
-    def total(found: Values, *key: str) -> float:
-        return sum(of(found, *key).values())
-
-    def quantiles(kind: str, *version: str) -> dict[str, float | None]:
-        buckets = of(rates, f"headrace_{kind}_duration_seconds_bucket", *version)
-        counts = sorted((float(bound), count) for bound, count in buckets.items())
-        return {f"p{share}": quantile(counts, share / 100) for share in (50, 90, 99)}
-
-    def model(*key: str) -> Document:
-        rows = total(rates, "nv_inference_count", *key)
-        batches = total(rates, "nv_inference_exec_count", *key)
-        failures = of(rates, "nv_inference_request_failure", *key)
-        return {
-            "model": key[0], "version": key[1],
-            "requests_per_second": total(rates, _SUCCESS, *key),
-            "failures_per_second": sum(failures.values()),
-            "failures_per_second_by_reason": {why: rate for why, rate in failures.items() if rate},
-            "rows_per_second": rows, "batches_per_second": batches,
-            "rows_per_batch": rows / batches if batches else None,
-            "waiting_requests": int(total(now, "nv_inference_pending_request_count", *key)),
-            "latency_seconds": quantiles("request", *key),
-            "queue_seconds": quantiles("queue", *key),
-            "compute_seconds": quantiles("compute", *key),
-            "memory_bytes": total(now, "headrace_model_memory_bytes", *key) or None,
-            "instances": {k: int(n) for k, n in of(now, "headrace_model_instances", *key).items()},
-            "backends": {k: n > 0 for k, n in of(now, "headrace_backend_active", *key).items()},
-            "servers": {k: n > 0 for k, n in of(now, "headrace_endpoint_healthy", *key).items()},
-        }  # fmt: skip
-
-    models = [model(*key) for name, *key in now if name == _SUCCESS and len(key) == 2]
-    answers: list[Document] = [
-        {"door": door, "operation": operation, "status": status, "per_second": rate}
-        for labels, rate in of(rates, "headrace_requests_total").items() if rate
-        for door, operation, status in [labels.rsplit(" ", 2)]
-    ]  # fmt: skip
-    cpu = of(rates, "process_cpu_seconds_total")
-    server = {
-        "ready": total(now, "headrace_ready") > 0,
-        "requests_per_second": sum(model["requests_per_second"] for model in models),
-        "failures_per_second": sum(model["failures_per_second"] for model in models),
-        "refused_per_second": total(rates, "headrace_overloaded_total"),
-        "admitted_requests": int(total(now, "headrace_admitted_requests")),
-        "admitted_requests_limit": int(total(now, "headrace_admitted_requests_limit")),
-        "resident_bytes": total(now, "process_resident_memory_bytes") or None,
-        "cpu": sum(cpu.values()) if cpu else None,
-        "answers": sorted(answers, key=lambda answer: -answer["per_second"]),
-    }
-    return {"seconds": seconds, "server": server, "models": ordered(models, order)}
+def more(now: float, before: float) -> float:
+    """The growth of a counter; those of a restarted server or a reloaded model begin at 0."""
+    return now - before if now >= before else now
 
 
 def quantile(counts: Sequence[tuple[float, float]], share: float) -> float | None:
@@ -180,8 +44,84 @@ def quantile(counts: Sequence[tuple[float, float]], share: float) -> float | Non
     for (low, below), (high, up_to) in pairwise([(0.0, 0.0), *counts]):
         if up_to >= wanted > 0:
             inside = (wanted - below) / (up_to - below)
-            return low if high == float("inf") else low + (high - low) * inside
+            return low if high == inf else low + (high - low) * inside
     return None
+
+
+def activity(before: Document, after: Document, order: str = "requests") -> Document:
+    """The document of `--json`, but for the time."""
+    if before["server"]["id"] != after["server"]["id"]:  # started again
+        nothing = dict.fromkeys(("models", "answers", "limits", "processes"), ())
+        before = {"time": after["server"]["started"], **nothing}
+    seconds: float = max(after["time"] - before["time"], 1e-9)
+    bounds = [*after["bounds_seconds"], inf]
+    known = {(m["name"], m["version"]): m for m in before["models"]}
+
+    def model(now: Document) -> Document:
+        was = known.get((now["name"], now["version"]), {})
+
+        def rate(name: str) -> float:
+            return more(float(now[name]), was.get(name, 0)) / seconds
+
+        def quantiles(name: str) -> dict[str, float | None]:
+            pairs = list(zip_longest(now[name], was.get(name, ()), fillvalue=0))
+            grown = [count - old for count, old in pairs]
+            if any(count < 0 for count in grown):
+                grown = [count for count, _ in pairs]
+            counts = list(zip(bounds, accumulate(grown), strict=False))
+            return {f"p{share}": quantile(counts, share / 100) for share in (50, 90, 99)}
+
+        old = was.get("failures_by_reason", {})
+        failures = {
+            why: more(count, old.get(why, 0)) / seconds
+            for why, count in now["failures_by_reason"].items()
+        }
+        rows, batches = rate("rows"), rate("batches")
+        return {
+            "model": now["name"], "version": now["version"],
+            "requests_per_second": rate("requests"), "failures_per_second": sum(failures.values()),
+            "failures_per_second_by_reason": {why: each for why, each in failures.items() if each},
+            "rows_per_second": rows, "batches_per_second": batches,
+            "rows_per_batch": rows / batches if batches else None,
+            "waiting_requests": now["waiting"], "latency_seconds": quantiles("latency"),
+            "queue_seconds": quantiles("queue"), "compute_seconds": quantiles("compute"),
+            "memory_bytes": now["memory_bytes"] or None, "instances": now["instances"],
+            "backends": now["backends"], "servers": now["servers"],
+        }  # fmt: skip
+
+    models = [model(each) for each in after["models"] if each["state"] == "READY"]
+    own = after["processes"][0]  # the server's own process
+    earlier = {_answer(each): each["count"] for each in before["answers"]}
+    answers = [
+        {**_answer(each)._asdict(), "per_second": rate}
+        for each in after["answers"]
+        if (rate := more(each["count"], earlier.get(_answer(each), 0)) / seconds)
+    ]
+    [limit] = (each for each in after["limits"] if each["name"] == "requests")
+    refused = next((each["refused"] for each in before["limits"] if each["name"] == "requests"), 0)
+    cpu = next((each["cpu_seconds"] for each in before["processes"]), 0.0)
+    server = {
+        "ready": after["server"]["ready"],
+        "requests_per_second": sum(each["requests_per_second"] for each in models),
+        "failures_per_second": sum(each["failures_per_second"] for each in models),
+        "refused_per_second": more(limit["refused"], refused) / seconds,
+        "admitted_requests": limit["used"], "admitted_requests_limit": limit["limit"],
+        "resident_bytes": own["resident_bytes"],
+        "cpu": more(own["cpu_seconds"], cpu) / seconds,
+        "answers": sorted(answers, key=lambda answer: -answer["per_second"]),
+        "degraded": after["degraded"],
+    }  # fmt: skip
+    return {"seconds": seconds, "server": server, "models": ordered(models, order)}
+
+
+class _Answered(NamedTuple):
+    door: str
+    operation: str
+    status: str
+
+
+def _answer(each: Document) -> _Answered:
+    return _Answered(each["door"], each["operation"], each["status"])
 
 
 class TopColumn(NamedTuple):
@@ -202,9 +142,9 @@ COLUMNS = (
     TopColumn("REQ/S", lambda m: m["requests_per_second"], number, "requests"),
     TopColumn("", lambda m: m["rows_per_second"], order="rows"),
     TopColumn("ERR/S", lambda m: m["failures_per_second"], number, "errors",
-           lambda m: m["failures_per_second"] > 0),
+              lambda m: m["failures_per_second"] > 0),
     TopColumn("REASON", lambda m: m["failures_per_second_by_reason"],
-           lambda rates: max(rates, key=rates.get, default="-")),
+              lambda rates: max(rates, key=rates.get, default="-")),
     TopColumn("WAIT", lambda m: m["waiting_requests"], order="waiting"),
     TopColumn("P50", lambda m: m["latency_seconds"]["p50"], duration, "p50"),
     TopColumn("P99", lambda m: m["latency_seconds"]["p99"], duration, "p99"),
@@ -213,11 +153,11 @@ COLUMNS = (
     TopColumn("MEMORY", lambda m: m["memory_bytes"], size, "memory"),
     TopColumn("", lambda m: 0, order="name"),
     TopColumn("BACKEND", lambda m: m["backends"],
-           lambda backends: next((name for name, active in backends.items() if active), "-"),
-           alarms=lambda m: not next(iter(m["backends"].values()), True)),
+              lambda backends: next((name for name, active in backends.items() if active), "-"),
+              alarms=lambda m: not next(iter(m["backends"].values()), True)),
     TopColumn("SERVERS", lambda m: m["servers"],
-           lambda servers: f"{sum(servers.values())}/{len(servers)}" if servers else "-",
-           alarms=lambda m: not all(m["servers"].values())),
+              lambda servers: f"{sum(servers.values())}/{len(servers)}" if servers else "-",
+              alarms=lambda m: not all(m["servers"].values())),
 )  # fmt: skip
 ORDERS = {column.order: column.value for column in COLUMNS if column.order}
 
@@ -235,16 +175,25 @@ def summary(title: str, now: Document) -> list[str]:
     server = now["server"]
     rates = (("requests", "req"), ("failures", "err"), ("refused", "refused"))
     parts = [f"{number(server[f'{name}_per_second'])} {unit}/s" for name, unit in rates]
-    parts += [f"{server['admitted_requests']} of {server['admitted_requests_limit']} under way"]
-    parts += [size(server["resident_bytes"])] if server["resident_bytes"] else []
-    parts += [f"{server['cpu']:.0%} CPU"] if server["cpu"] is not None else []
+    limit = server["admitted_requests_limit"]
+    parts += [f"{server['admitted_requests']}{f' of {limit}' if limit else ''} under way"]
+    parts += [size(server["resident_bytes"]), f"{server['cpu']:.0%} CPU"]
     lines = [f"{title}  {'ready' if server['ready'] else 'NOT READY'}", "  ".join(parts)]
     errors = [
         "{}/s {door} {operation} {status}".format(number(answer["per_second"]), **answer)
         for answer in server["answers"]
         if not re.match("[123]|OK$", answer["status"])
     ]
-    return [*lines, f"answered with errors: {', '.join(errors)}"] if errors else lines
+    lines += [f"answered with errors: {', '.join(errors)}"] if errors else []
+    found = server["degraded"]
+    lines += [
+        f"degraded: {' '.join(filter(None, (each['kind'], each['name'], each['version'])))}:"
+        f" {each['reason']}"
+        for each in found[:_MOST_DEGRADED]
+    ]
+    if len(found) > _MOST_DEGRADED:
+        lines.append(f"degraded: {len(found)} in all, see headrace status")
+    return [printable(line) for line in lines]
 
 
 def _columns(models: Sequence[Document]) -> list[TopColumn]:
@@ -259,28 +208,41 @@ def plain(title: str, now: Document) -> list[str]:
     return [*summary(title, now), "", *table(["MODEL", *heads], rows, right=" ".join(heads))]
 
 
-def drawn(title: str, now: Document) -> "Group":
-    """The view by rich, which fits the table to the terminal."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+class TopView:
+    """The view by rich: as many models as the terminal has lines for, and how many more."""
 
-    columns = _columns(now["models"])
-    grid = Table("MODEL", box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="reverse")
-    for column in columns:
-        grid.add_column(column.head, justify="right")
-    for m in now["models"]:
-        cells = [Text(c.text(c.value(m)), "b red not dim" if c.alarms(m) else "") for c in columns]
-        grid.add_row(Text(m["model"]), *cells, style="" if m["requests_per_second"] else "dim")
-    return Group(Text("\n".join(summary(title, now))), "", grid)
+    def __init__(self, title: str, now: Document) -> None:
+        self._title = title
+        self._now = now
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.table import Table
+        from rich.text import Text
+
+        above, models = summary(self._title, self._now), self._now["models"]
+        yield from (Text(line, no_wrap=True, overflow="ellipsis") for line in above)
+        yield Text()
+        columns = _columns(models)
+        grid = Table("MODEL", box=None, padding=(0, 2, 0, 0), pad_edge=False,
+                     header_style="reverse")  # fmt: skip
+        for column in columns:
+            grid.add_column(column.head, justify="right")
+        room = max(options.max_height - len(above) - 3, 1)
+        shown = models if len(models) <= room + 1 else models[:room]
+        for m in shown:
+            cells = [Text(c.text(c.value(m)), "b red not dim" if c.alarms(m) else "")
+                     for c in columns]  # fmt: skip
+            grid.add_row(Text(m["model"]), *cells, style="" if m["requests_per_second"] else "dim")
+        yield grid
+        if len(shown) < len(models):
+            yield Text(f"and {len(models) - len(shown)} more", "dim")
 
 
 def _top(options: argparse.Namespace, server: "Client") -> int:
     """Show a table or a document per interval, until interrupted."""
     title, live = str(server.address), sys.stdout.isatty() and not (options.once or options.json)
     with suppress(KeyboardInterrupt), ExitStack() as stack:
-        place: tuple[Address, str] | None
-        before = _scrape(options, server, *(place := _locate(options, server)))
+        before: Mapping[str, Any] = server.document("ServerStatus")
         screen = None
         if live and find_spec("rich"):
             from rich.live import Live
@@ -289,21 +251,18 @@ def _top(options: argparse.Namespace, server: "Client") -> int:
         while True:
             time.sleep(options.interval)
             try:
-                place = _locate(options, server) if place is None else place
-                after = _scrape(options, server, *place)
-                now = activity(before, after, options.sort)
-                before = after
-            except (ClientError, CommandFailed) as error:
+                after = server.document("ServerStatus")
+                now, before = activity(dict(before), after, options.sort), after
+            except ClientError as error:
                 if not live:
                     raise
-                place = None  # a restarted server may have them elsewhere
                 now = {"notice": str(error), "models": []}
             if options.json:
                 print(json.dumps({"time": time.time()} | now), flush=True)
             elif screen is None:
                 print(*plain(title, now), sep="\n", flush=True)
             else:
-                screen.update(drawn(title, now), refresh=True)
+                screen.update(TopView(title, now), refresh=True)
             if options.once or not (live or options.json):
                 return 0
     return 0
@@ -316,8 +275,6 @@ TOP = remote_command(
     option("--sort BY", f"order, largest first: {', '.join(ORDERS)} (default: requests)",
            choices=tuple(ORDERS), default="requests"),
     option("--once", "print one table and exit"),
-    option("--metrics-url URL", "address of the metrics (default: as reported by the server)",
-           type=parse_address),
     as_json="print a line of JSON per interval",
     help="show live load and latency of a running server",
     description="Show rates, queues, latencies, batch sizes, instances and memory of the models"

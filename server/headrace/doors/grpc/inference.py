@@ -14,6 +14,7 @@ ended eventually.
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from time import perf_counter_ns
 
 from headrace.api.gate import Gate
 from headrace.core.call import Call, InferResponse, context_of
@@ -270,7 +271,7 @@ class StreamedCall(MessageCall):
 
     __slots__ = (
         "account", "answered", "empty_final", "error", "executing", "found", "messages", "ordered",
-        "paused", "ready", "stream", "waiting",
+        "paused", "ready", "since", "stream", "waiting",
     )  # fmt: skip
 
     def __init__(self, stream: "StreamInfer") -> None:
@@ -287,6 +288,7 @@ class StreamedCall(MessageCall):
         self.waiting = 0  # bytes of queued messages
         self.messages: list[Message] | deque[Message] = []  # many are a deque
         self.error: ServerError | None = None
+        self.since = perf_counter_ns()
 
     @property
     def payer(self) -> Payer:
@@ -406,7 +408,8 @@ class StreamInfer:
         self._peer = peer
         self._account = peer.account
         self.named_client = peer.account.named(peer.metadata())
-        self._answers = engine.admission.answers.of("grpc", INFER)
+        identity = peer.identity.kind
+        self._answers = engine.admission.answers.of("grpc", INFER, identity=identity)
         self._give_up_bytes = give_up_bytes
         self.metadata = peer.metadata
         self.remaining = peer.remaining
@@ -482,7 +485,7 @@ class StreamInfer:
         turns = self._engine.admission.turns
         for slot in slots[:most]:
             if not slot.answered:
-                self._answers[CANCELLED] += 1
+                self._answers.answered(CANCELLED, perf_counter_ns() - slot.since)
             if slot.executing:
                 slot.account.leave(slot.nbytes)
                 if not slot.answered:
@@ -509,7 +512,8 @@ class StreamInfer:
     def end(self, slot: StreamedCall) -> None:
         """Mark a request as answered; at most one message follows."""
         slot.answered = True
-        self._answers[0 if slot.error is None else STATUS[type(slot.error)].grpc] += 1
+        status = 0 if slot.error is None else STATUS[type(slot.error)].grpc
+        self._answers.answered(status, perf_counter_ns() - slot.since)
 
     def came(self, slot: StreamedCall, message: Message | None) -> None:
         """Queue a message of a request, or only its end."""

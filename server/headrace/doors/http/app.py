@@ -1,7 +1,7 @@
 """The HTTP routes of the table of operations, except inference: a FastAPI application.
 
-Two checks need only a request's head: the gate, and, for a route that changes models or settings,
-the origin of a browser's request. A client that disconnects
+Two checks need only a request's head: the gate, and, for a route that changes models or settings or
+reads the log, the origin of a browser's request. A client that disconnects
 before its request is complete is no error.
 """
 
@@ -28,7 +28,7 @@ from headrace.api.gate import Gate
 from headrace.api.handlers import HANDLERS, Handler, answer_json, check_model
 from headrace.api.operations import OPERATIONS, Category, Operation, Route
 from headrace.core.errors import PayloadTooLarge, ServerError
-from headrace.core.identity import NO_PEER, Identity
+from headrace.core.identity import CHANGING, NO_PEER, Identity
 from headrace.core.plugins import PluginGroup
 from headrace.doors.http.asgi import ACCOUNT, IDENTITY, OPERATION, PEER
 from headrace.doors.http.head import values_in
@@ -146,7 +146,7 @@ class _Operations:
 
         async def respond(request: Request, audited: AuditedRequest | None = None) -> Response:
             scope, parts = request.scope, request.path_params
-            if route.changes:
+            if route.changes or operation.permission in CHANGING:
                 self._gate.origins.check(scope["headers"], scope["server"])
             if not re.fullmatch("[0-9]*", parts.get("version", "")):  # as in Triton
                 return Response(error_body(_NO_ROUTE), 404, media_type=_JSON)

@@ -15,15 +15,16 @@ without progress is disconnected. Owned by the event loop; the server calls `che
 """
 
 import asyncio
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 from typing import cast
 
 from headrace.core.blocks import BLOCKS
-from headrace.core.call import NO_OPTIONS, NOBODY, Computed, Timing
+from headrace.core.call import NO_CONTEXT, NO_OPTIONS, NOBODY, Computed, Timing
 from headrace.core.errors import ServerError, ServerExiting
 from headrace.core.identity import NO_PEER
 from headrace.core.limits import SLOWEST, Patience
@@ -162,7 +163,7 @@ class HttpCall(Exchange):
         self.stages = self.held = None
         self.started = self.ended = False
         self.connection = connection
-        self.begun = perf_counter() if connection.access_log else 0.0
+        self.begun = perf_counter_ns()
 
     def respond_from(self, batch: Computed) -> None:
         """Answer with the call's part of `batch`, in one step if the call is plain."""
@@ -482,7 +483,13 @@ class Connection(asyncio.Protocol):
         requests.popleft()
         request.account.leave(request.nbytes)
         self.transport.write(PLAIN_ANSWER % ((batch.started - request.arrived) / 1e6, rest))
-        self._answers[200] += 1
+        answers = self._answers
+        if request.context is not NO_CONTEXT:
+            answers = answers.of_class(request.context.identity.kind)
+        answers[200] += 1  # inlined `AnswerCounters.answered`
+        took = perf_counter_ns() - request.begun
+        answers.good.counts[bisect_left(answers.good.bounds, took)] += 1
+        answers.good.total_ns += took
         self._touched = self.loop.time()
         if self._held:
             self._go_on()
@@ -796,10 +803,13 @@ class Connection(asyncio.Protocol):
 
     def _count_out(self, request: HttpCall, status: int) -> None:
         request.close()
-        self._answers[status] += 1
+        answers = self._answers.of_class(request.context.identity.kind)
+        answers.answered(status, perf_counter_ns() - request.begun)
         if self.access_log:
             client = self.account.client(request.head.client)
-            log_access(client, "POST", request.head.path, status, request.begun, request.fields())
+            log_access(
+                client, "POST", request.head.path, status, request.begun / 1e9, request.fields()
+            )
 
     # --- requests without an answer
 
@@ -813,7 +823,8 @@ class Connection(asyncio.Protocol):
     def _refuse(self, status: int, text: str, counted: bool = True) -> None:
         """Answer a request with an error, and close the connection."""
         if counted and not self.answering:  # the application counts its own
-            self._admission.answers.of("http", OTHER)[status] += 1
+            took = self.loop.time() - self._begun
+            self._admission.answers.of("http", OTHER).answered(status, int(took * 1e9))
         body = error_body(text)
         head = b"%b%bcontent-length: %d\r\n%b\r\n" % (
             STATUS_LINES[status], JSON, len(body), CLOSE,

@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headrace.api.gate import Gate
 from headrace.api.operations import NAMED, Operation
 from headrace.core.errors import InvalidRequest, ServerError, ServerExiting
-from headrace.core.identity import NO_PEER
-from headrace.doors.http.asgi import ACCOUNT, GONE, NAMES, OPERATION, PEER, log_access
+from headrace.core.identity import NO_PEER, NOBODY
+from headrace.doors.http.asgi import ACCOUNT, GONE, IDENTITY, NAMES, OPERATION, PEER, log_access
 from headrace.doors.http.exchange import (
     CLOSE,
     JSON,
@@ -262,7 +262,9 @@ class CountedApp:
             await self._app(scope, receive, watched)
         finally:
             if operation := scope.get(OPERATION, OTHER):
-                self._answers.of("http", operation)[status or GONE] += 1
+                identity = scope.get(IDENTITY, NOBODY).kind
+                counters = self._answers.of("http", operation, identity=identity)
+                counters.answered(status or GONE, int((perf_counter() - begun) * 1e9))
             if self._logged:
                 client = scope.get("client")
                 log_access(

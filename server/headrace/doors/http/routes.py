@@ -11,6 +11,7 @@ import gc
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,6 +26,7 @@ from headrace.doors.http.exchange import JSON, Answer, error_lines
 from headrace.doors.http.head import values_in
 from headrace.doors.http.infer import BareRoute, send_answer
 from headrace.engine.engine import Engine
+from headrace.engine.exposition import OPENMETRICS, PROTOBUF, TEXT, Exposition, chosen
 from headrace.engine.workbench import Threads
 from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
 from headrace.protocol.v2_json import error_body
@@ -182,16 +184,16 @@ def _visible(metrics: bytes, identity: Identity) -> bytes:
 
 
 def create_metrics_app(
-    scrape: Callable[[], Awaitable[bytes]], content_type: str, gate: Gate
+    scrape: Callable[[Exposition], Awaitable[bytes]], gate: Gate, native: bool
 ) -> ASGIApp:
-    """The metrics door: answers `GET /metrics` with the output of `scrape`.
+    """The metrics door: answers `GET /metrics` with the output of `scrape`, in the client's format.
 
     Of the gate, only who asks counts here: header rules are for the other doors.
 
-    There is one scrape at a time, and all requests that arrive meanwhile share the next one: with a
-    thousand models it takes a second, and some megabytes.
+    There is one scrape of a format at a time, and all requests that arrive meanwhile share the next
+    one: with a thousand models it takes a second, and some megabytes.
     """
-    scrapes = _Shared(scrape)
+    scrapes = {format: _Shared(partial(scrape, format)) for format in (TEXT, OPENMETRICS, PROTOBUF)}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -209,8 +211,12 @@ def create_metrics_app(
                 body, status = f"{error}\n".encode(), STATUS[type(error)].http
                 more = error_lines(error)
             else:
-                body, kind = await scrapes.next(), content_type
-                if not identity.may(Permission.OBSERVE):
+                everything = identity.may(Permission.OBSERVE)
+                accept = b",".join(values("accept")).decode("latin-1")
+                # Only lines can be left out.
+                format = chosen(accept, native and everything)
+                body, kind = await scrapes[format].next(), format.content_type
+                if not everything:
                     body = await asyncio.to_thread(_visible, body, identity)
         lines = f"content-type: {kind}\r\n".encode() + more
         await send_answer(send, Answer(status, lines, [body]))

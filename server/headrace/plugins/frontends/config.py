@@ -12,8 +12,8 @@ from headrace.core.limits import Shares
 from headrace.doors.clients import DoorsConfig, GrpcConfig, HttpConfig
 from headrace.doors.grpc.options import GrpcOptions
 from headrace.doors.tls import TlsFiles
-from headrace.engine.entrance import CONTEXT_HEADERS
 from headrace.observability.logs import LogSettings
+from headrace.observability.statistics import LATENCY_BOUNDS
 from headrace.protocol.http2.keep_alive import KeepAlive
 
 IDENTITY_FIELD = ":identity"  # beside a request's headers on the link: `told_of` the client
@@ -42,6 +42,8 @@ class FrontendConfig:
     max_response_bytes: int
     max_object_bytes: int
     logs: LogSettings
+    buckets: Sequence[int] = LATENCY_BOUNDS  # of durations, in nanoseconds
+    native_histograms: bool = False
     quotas: Sequence[Mapping[str, Any]] | None = None  # of connections, as `quotas_document`
 
     def document(self) -> dict[str, Any]:
@@ -73,12 +75,12 @@ class LinkHeaders:
     """Headers that requests must carry to the engine, by model.
 
     `routed` is needed by traffic rules for requests without a version, `forwarded` are sent on to
-    the model's upstreams. `traced` selects the headers with the trace context; there, "" stands for
-    all other models.
+    the model's upstreams, `traced` with the trace context, or choose what is traced; there, ""
+    stands for all other models.
     """
 
     routed: Mapping[str, str] = field(default_factory=dict)
-    traced: Mapping[str, bool] = field(default_factory=dict)
+    traced: Mapping[str, Sequence[str]] = field(default_factory=dict)
     forwarded: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -87,8 +89,7 @@ class LinkHeaders:
     def of(self, model: str, version: str) -> list[str]:
         """The lower-case names of the headers that a request must carry."""
         names = [self.routed[model]] if not version and model in self.routed else []
-        if self.traced.get(model, self.traced.get("", False)):
-            names += CONTEXT_HEADERS
+        names += self.traced.get(model, self.traced.get("", ()))
         return [*names, *self.forwarded.get(model, ())]
 
     def document(self) -> dict[str, Any]:

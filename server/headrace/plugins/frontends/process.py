@@ -57,7 +57,7 @@ from headrace.ipc.allocation import keep_memory
 from headrace.ipc.frames import IN_FILE, INLINE, BrokenFrame, Header
 from headrace.observability.audit import AuditEntry
 from headrace.observability.logs import Logs, LogSettings
-from headrace.observability.statistics import Grown
+from headrace.observability.statistics import Grown, LatencyBounds
 from headrace.plugins.frontends.channel import FrameChannel
 from headrace.plugins.frontends.clients import FrontEndClients, read_document
 from headrace.plugins.frontends.config import (
@@ -564,6 +564,7 @@ async def _serve(sock: socket.socket) -> int:
     admission = Admission(
         config.max_requests, config.max_bytes, config.shares, config.max_response_bytes,
         config.max_object_bytes,
+        bounds=LatencyBounds(tuple(config.buckets), config.native_histograms),
     )  # fmt: skip
     link.watch(admission)
     link.limit_clients()

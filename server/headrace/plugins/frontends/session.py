@@ -88,9 +88,9 @@ class ForwardedCall:
             self._piece.set_result((piece, last))
 
     async def _receive(self) -> Message:
-        """ASGI's `receive`."""
+        """ASGI's `receive`. A client that disconnects is not announced: the call is cancelled."""
         if self._told:
-            return {"type": "http.disconnect"}
+            await asyncio.get_running_loop().create_future()
         piece = b""
         if self._more:
             self._piece = asyncio.get_running_loop().create_future()

@@ -142,7 +142,8 @@ class Supervisor:
         limits = engine.admission
         self.document = FrontendConfig(
             doors, limits.max_requests, limits.max_bytes, limits.shares, limits.max_response_bytes,
-            limits.max_object_bytes, engine.logs.settings,
+            limits.max_object_bytes, engine.logs.settings, limits.answers.bounds.buckets,
+            limits.answers.bounds.native,
         ).document()  # fmt: skip
         # Listening Unix sockets, which a restarted front end inherits, too.
         kept = [door.inherited for door in (doors.http, doors.grpc) if door is not None]
@@ -173,6 +174,14 @@ class Supervisor:
                     await self._wait()
         if not all(front_end.ready for front_end in self._front_ends):
             raise OSError("a front end did not start; see the log")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Implements `FrontEnds.pids`."""
+        return {
+            f"front end {each.number}": 0 if each.process is None else each.process.pid
+            for each in self._front_ends
+        }
 
     def apply_logs(self, settings: LogSettings) -> None:
         """Apply log settings to all front ends, including those started later."""

@@ -42,7 +42,7 @@ def _tensor(port: Port, known: Mapping[str, Any] | None, is_input: bool) -> dict
     data_type = known.get("data_type")
     tensor: dict[str, Any] = {
         "name": port.name,
-        "data_type": _type(port) if data_type in (None, "TYPE_INVALID") else data_type,
+        "data_type": config_type(port) if data_type in (None, "TYPE_INVALID") else data_type,
         "dims": known.get("dims") or port.shape,
     }
     if is_input and port.optional:
@@ -88,8 +88,8 @@ def _tensors(
         fits = len(dims) == len(port.shape) and all(
             own in (-1, size) for own, size in zip(port.shape, dims, strict=True)
         )
-        if (data_type := tensor["data_type"]) != _type(port):
-            text = f"'{port.name}' is {data_type} here, and {_type(port)} in the model"
+        if (data_type := tensor["data_type"]) != config_type(port):
+            text = f"'{port.name}' is {data_type} here, and {config_type(port)} in the model"
             yield f"{at}.data_type", text
         if not fits:
             text = f"'{port.name}' has {dims} here, and {port.shape} in the model"
@@ -102,5 +102,6 @@ def _tensors(
         yield "input", f"the model also needs the inputs {', '.join(missing)}"
 
 
-def _type(port: Port) -> str:
+def config_type(port: Port) -> str:
+    """The datatype of a tensor as a configuration names it."""
     return "TYPE_STRING" if port.element.datatype == "BYTES" else f"TYPE_{port.element.datatype}"

@@ -1,6 +1,7 @@
 """The names that `from headrace import model` and its kin give."""
 
 from headrace.plugins.functions.decorator import model
+from headrace.plugins.functions.ensembles import Ensemble, ensemble, step
 from headrace.plugins.functions.names import (
     BFloat16,
     Bool,
@@ -29,6 +30,7 @@ __all__ = [
     "Bool",
     "Bytes",
     "Context",
+    "Ensemble",
     "Float16",
     "Float32",
     "Float64",
@@ -47,5 +49,7 @@ __all__ = [
     "UInt16",
     "UInt32",
     "UInt64",
+    "ensemble",
     "model",
+    "step",
 ]  # fmt: skip

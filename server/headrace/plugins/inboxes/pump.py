@@ -29,7 +29,7 @@ from headrace.core.identity import ANYONE
 from headrace.doors.door import DoorCall
 from headrace.engine.admission import Account
 from headrace.engine.entrance import Entrance
-from headrace.observability.statistics import Family
+from headrace.observability.statistics import AnswerCounters, Family
 from headrace.plugins.inboxes.bodies import Decoded, Most, answer, decode, form_of, slow
 from headrace.plugins.inboxes.broker import ConsumerOptions, Record, broker_of, check_options
 from headrace.plugins.inboxes.config import InboxConfig
@@ -97,7 +97,7 @@ class Pump:
     """One inbox of a process. Owned by the event loop."""
 
     def __init__(
-        self, engine: Entrance, config: InboxConfig, account: Account, answers: list[int],
+        self, engine: Entrance, config: InboxConfig, account: Account, answers: AnswerCounters,
         where: str,
     ) -> None:  # fmt: skip
         """`where` names the inbox in the `InvalidInbox` that this raises."""

@@ -69,7 +69,10 @@ def add_pages(app: FastAPI, engine: Engine, gate: Gate, operations: Sequence[Ope
     @app.head("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
         models = loaded(models_for(request)[0])
-        made = await asyncio.to_thread(lambda: orjson.dumps(document(models, operations)))
+        bearer, headers = gate.access is not None, {c: key.header for c, key in gate.keys.items()}
+        made = await asyncio.to_thread(
+            lambda: orjson.dumps(document(models, operations, bearer, headers))
+        )
         return Response(made, media_type=_JSON)
 
 

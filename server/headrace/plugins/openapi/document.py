@@ -6,13 +6,15 @@ HTTP are declared here, under the names of the messages that they replace.
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from headrace import __version__
-from headrace.api.operations import NAMED, OPERATIONS, Operation, Route, parameters
+from headrace.api.operations import NAMED, OPERATIONS, Category, Operation, Route, parameters
 from headrace.core.datatypes import Datatype
+from headrace.core.identity import Permission
 from headrace.core.signature import Signature, TensorSpec
 from headrace.engine.version import ModelVersion
 from headrace.observability.logs import FORMATS
@@ -139,19 +141,26 @@ def loaded(versions: Iterable[ModelVersion]) -> list[DescribedVersion]:
 
 
 def document(
-    models: Iterable[DescribedVersion] = (), operations: Sequence[Operation] = OPERATIONS
+    models: Iterable[DescribedVersion] = (),
+    operations: Sequence[Operation] = OPERATIONS,
+    bearer: bool = False,
+    headers: Mapping[Category, str] = MappingProxyType({}),
 ) -> Schema:
-    """The OpenAPI document of `models`, and of the operations; thread-safe."""
+    """The OpenAPI document of `models`, and of the operations; thread-safe.
+
+    With `bearer`, clients show keys or tokens; `headers` are those that categories require.
+    """
     paths: dict[str, Schema] = {}
     for version in models:
-        paths |= _model(version)
+        paths |= _model(version, _security(NAMED["ModelInfer"], bearer, headers))
     tags = {"models": "The models of this server, with an example for each"} if paths else {}
     tags |= dict.fromkeys((operation.tag for operation in operations if operation.routes), "")
     for operation in operations:
         for route in operation.routes:
             for path in route.forms:
                 item = paths.setdefault(path.replace(":path}", "}"), {})
-                item[route.method.lower()] = _described(operation, route, path)
+                described = _described(operation, route, path)
+                item[route.method.lower()] = described | _security(operation, bearer, headers)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -166,8 +175,31 @@ def document(
             {"name": name} | ({"description": text} if text else {}) for name, text in tags.items()
         ],
         "paths": paths,
-        "components": {"schemas": _schemas(operations)},
+        "components": {"schemas": _schemas(operations)} | _schemes(bearer, headers),
     }
+
+
+# --- what a client has to show
+
+
+def _schemes(bearer: bool, headers: Mapping[Category, str]) -> Schema:
+    found: Schema = {
+        f"header-{name}": {"type": "apiKey", "in": "header", "name": name}
+        for name in sorted(set(headers.values()))
+    }
+    if bearer:
+        found["bearer"] = {"type": "http", "scheme": "bearer", "description": "API key or token"}
+    return {"securitySchemes": found} if found else {}
+
+
+def _security(operation: Operation, bearer: bool, headers: Mapping[Category, str]) -> Schema:
+    """The member `security` of an operation; empty if there is nothing to show."""
+    needed: Schema = {}
+    if bearer and operation.permission is not Permission.OPEN:
+        needed["bearer"] = []
+    if operation.category is not None and (name := headers.get(operation.category)):
+        needed[f"header-{name}"] = []
+    return {"security": [needed]} if needed else {}
 
 
 # --- routes
@@ -257,7 +289,7 @@ def _reference(name: str) -> Schema:
 # --- models
 
 
-def _model(version: DescribedVersion) -> dict[str, Schema]:
+def _model(version: DescribedVersion, security: Schema) -> dict[str, Schema]:
     """The path that runs a model, with the model's own inputs and outputs, and an example."""
     flat, signature = version.decoupled, version.signature
     inputs, outputs = signature.inputs, signature.outputs
@@ -275,7 +307,7 @@ def _model(version: DescribedVersion) -> dict[str, Schema]:
         "responses": {"200": {"description": "The outputs", "content": answer}},
     }
     described["responses"] |= _errors(_INFERENCE_ERRORS)  # type: ignore[operator]
-    return {path: {"post": described}}
+    return {path: {"post": described | security}}
 
 
 def _tensors(signature: Signature, member: str, specs: Sequence[TensorSpec]) -> Schema:
@@ -438,6 +470,53 @@ _RULES = {
         }
     ),
 }
+_NUMBER = {"type": "number", "minimum": 0}
+_INT = {"type": "integer", "minimum": 0}
+_MODEL_STATUS = {
+    "name": _TEXT, "version": _TEXT, "state": _TEXT, "reason": _TEXT, "unloaded": _FLAG,
+    "backend": _TEXT, "instances": {"type": "object", "additionalProperties": _INT},
+    "threads": _INT, "memory_bytes": _INT, "gpu_memory_bytes": _INT, "load_seconds": _NUMBER,
+    "waiting": _INT, "stalled": _INT, "overloaded": _FLAG, "decoupled": _FLAG,
+    "backends": {"type": "object", "additionalProperties": _FLAG},
+    "servers": {"type": "object", "additionalProperties": _FLAG}, "requests": _INT,
+    "failures": _INT, "failures_by_reason": {"type": "object", "additionalProperties": _INT},
+    "rows": _INT, "batches": _INT, "last_request": _NUMBER,
+    "latency": _array(_INT), "queue": _array(_INT), "compute": _array(_INT),
+}  # fmt: skip
+_PROCESS_STATUS = {
+    "kind": _TEXT | {"enum": ["server", "front end", "worker"]}, "name": _TEXT, "pid": _INT,
+    "model": _TEXT, "version": _TEXT, "resident_bytes": _INT, "threads": _INT,
+    "cpu_seconds": _NUMBER,
+}  # fmt: skip
+_LIMIT_STATUS = {
+    "name": _TEXT, "option": _TEXT, "used": _INT, "limit": _INT | {"type": ["integer", "null"]},
+    "refused": _INT,
+}  # fmt: skip
+_DEGRADED = {"kind": _TEXT, "name": _TEXT, "version": _TEXT, "reason": _TEXT}
+_STATUS = {
+    "time": _NUMBER,
+    "server": _record({
+        "name": _TEXT, "version": _TEXT, "id": _TEXT, "started": _NUMBER, "ready": _FLAG,
+        "addresses": {"type": "object", "additionalProperties": _TEXT},
+        "model_control": _TEXT, "traffic_control": _FLAG,
+    }),
+    "client": _record({"name": _TEXT, "kind": _TEXT, "may": _array(_TEXT)}),
+    "degraded": _array(_record(_DEGRADED, *_DEGRADED)),
+    "cores": _record({"available": _SIZE, "model_threads": _INT, "process_threads": _INT}),
+    "memory": _record({
+        "resident_bytes": _INT, "model_bytes": _INT, "evictions": _INT,
+        "budget_bytes": _INT | {"type": ["integer", "null"]},
+    }),
+    "processes": _array(_record(_PROCESS_STATUS, *_PROCESS_STATUS)),
+    "limits": _array(_record(_LIMIT_STATUS, *_LIMIT_STATUS)),
+    "certificates": _array(_record({"door": _TEXT, "file": _TEXT, "expires": _NUMBER})),
+    "answers": _array(
+        _record({"door": _TEXT, "operation": _TEXT, "status": _TEXT, "count": _INT})
+    ),
+    "lost": _record({"log_lines": _INT, "audit_entries": _INT}),
+    "bounds_seconds": _array(_NUMBER),
+    "models": _array(_record(_MODEL_STATUS, *_MODEL_STATUS)),
+}  # fmt: skip
 _PARTS = (
     ModelConfig.DESCRIPTOR,
     pb.SystemSharedMemoryStatusResponse.RegionStatus.DESCRIPTOR,
@@ -530,6 +609,10 @@ _OWN: dict[str, Schema] = {
             "log_verbose_level": {"type": ["integer", "null"], "minimum": 0},
             "log_format": {"enum": [*FORMATS, None]},
         }
+    ),
+    "ServerStatusResponse": _record(_STATUS, *_STATUS),
+    "LogTailResponse": _record(
+        {"kept": _SIZE, "records": _array(_TEXT)}, "kept", "records"
     ),
     "SetModelTrafficRequest": _record(_RULES),
     "ModelVersionRequest": _record({"version": _VERSION, "reason": _TEXT}),

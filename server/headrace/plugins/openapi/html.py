@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from urllib.parse import quote
 
+from headrace.core.plugins import OWN
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import brackets
 from headrace.plugins.openapi.document import DescribedVersion
@@ -22,6 +23,11 @@ th { text-align: left }
 """
 _PLACES = (
     ("<a href=docs>/docs</a>", "all paths, with their requests and responses, to be tried"),
+    *(
+        [("<a href=console>/console</a>", "models, traffic, limits and log, live")]
+        if "console" in OWN["headrace.pages"]
+        else []
+    ),
     ("<a href=openapi.json>/openapi.json</a>", "the same for tools"),
     ("<a href=v2>/v2</a>", "the server's metadata"),
     ("<a href=v2/health/ready>/v2/health/ready</a>", "readiness"),

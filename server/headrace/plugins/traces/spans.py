@@ -138,7 +138,12 @@ def _status(error: str) -> Status:
 def _span_context(context: TraceContext, remote: bool) -> SpanContext:
     state = TraceState.from_header([context.state]) if context.state else None
     return SpanContext(
-        context.trace_id, context.span_id, remote, TraceFlags(context.flags & 1), state
+        # What is exported was sampled, if only at its end.
+        context.trace_id,
+        context.span_id,
+        remote,
+        TraceFlags(TraceFlags.SAMPLED),
+        state,
     )
 
 

@@ -52,7 +52,9 @@ def counts_of(version: ModelVersion, ledger: VersionLedger) -> Counts:
     statistics = version.report.statistics
     failures = statistics.faults + ledger.refused
     latencies = zip(
-        statistics.compute_histogram.counts, statistics.paused_histogram.counts, strict=True
+        statistics.compute_histogram.within(LATENCY_BOUNDS),
+        statistics.paused_histogram.within(LATENCY_BOUNDS),
+        strict=True,
     )
     return Counts(
         statistics.success_count + failures,

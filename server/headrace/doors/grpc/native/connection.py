@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from random import uniform
 from sys import maxsize
-from time import perf_counter
+from time import perf_counter_ns
 
 from headrace.core.call import NO_CONTEXT, context_of
 from headrace.core.errors import ExecutionFailed, InvalidRequest, PayloadTooLarge, ServerError
@@ -103,15 +103,14 @@ class RpcHead(CallHead):
             self.client = connection.account.named(self.metadata)
         self.kind, self.handler = context.procedures.get(self.path, (RefusedRpc, None))
         self.largest = context.handlers.limits.get(self.path, context.max_message)
-        # Counters by status for calls with this head.
-        counted = operation_of(self.path)
-        self.answers = context.admission.answers.of(context.door, counted, by_grpc=True)
         if context.level and self.path in INFERENCE:
             self.packing = self.packing or self.preferred
         if self.refusal is None:
             self.refusal = self._refused(context)
         if self.refusal is not None:
             self.kind = RefusedRpc
+        counted, identity = operation_of(self.path), self.context.identity.kind
+        self.answers = context.admission.answers.of(context.door, counted, True, identity)
 
     def __del__(self) -> None:
         # Calls and the cache of header blocks share a head. Counting those that still need it would
@@ -187,7 +186,7 @@ class Rpc(MessageStream):
     """One call. Subclasses run it; exactly one of `on_gone` and the finishing methods ends it."""
 
     client = ""  # the client's address, if the access log is on
-    _begun = 0.0
+    _begun: int  # nanoseconds of `perf_counter_ns`
     _charged = 0  # bytes of kept messages charged to the account
     _patience: Patience | None = None
     _unpacking: tuple[Job[Buffer], int] | None = None  # the job, and the bytes charged for it
@@ -212,8 +211,8 @@ class Rpc(MessageStream):
         self._context = context = connection.context
         self.account: Account = connection.account
         self.expected = head.content_length
+        self._begun = perf_counter_ns()
         if context.access_log:
-            self._begun = perf_counter()
             self.client = head.client or connection.peer
         if head.timeout is not None:
             self._deadline = context.loop.time() + head.timeout
@@ -338,7 +337,7 @@ class Rpc(MessageStream):
     def _settle(self, status: int) -> None:
         """Update accounts, counters and log when the call ends, in whatever way."""
         self.finished = True
-        self.head.answers[status] += 1
+        self.head.answers.answered(status, perf_counter_ns() - self._begun)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -356,7 +355,9 @@ class Rpc(MessageStream):
             self._packing.cancel()
             self._packing = None
         if context.access_log:
-            log_access(self.client, self.head.path, status, self._begun, noted_fields(self.noted))
+            log_access(
+                self.client, self.head.path, status, self._begun / 1e9, noted_fields(self.noted)
+            )
 
     def _expire(self) -> None:
         self._timer = None

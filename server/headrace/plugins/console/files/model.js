@@ -1,0 +1,180 @@
+// One version of a model: figures, facts, traffic, configuration, what can be done, and a playground.
+
+import { ofModel, Refused, request } from "./api.js";
+import { ask, chart, count, duration, h, number, setText, size } from "./dom.js";
+import { link } from "./models.js";
+import { Playground } from "./playground.js";
+
+const card = (title, ...content) => h("section", { class: "card" }, h("h2", {}, title), ...content.filter(Boolean));
+const facts = (pairs) => h("dl", {}, ...pairs.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+const shape = (dims) => `[${dims.join(", ")}]`;
+
+export class Model {
+  constructor(watch, name, version, refresh) {
+    Object.assign(this, { watch, name, version, refresh });
+    this.state = h("span", { class: "state" });
+    this.reason = h("p", { class: "reason", hidden: true });
+    this.versions = h("nav", { class: "versions", "aria-label": "Versions" });
+    this.actions = h("div", { class: "buttons" });
+    this.outcome = h("p", { class: "outcome", role: "status", hidden: true });
+    this.charts = h("div", { class: "tiles" });
+    this.facts = h("div");
+    this.traffic = h("div");
+    this.signature = h("div");
+    this.config = h("details", { ontoggle: () => this.readConfig() }, h("summary", {}, "Configuration"), h("pre", {}));
+    this.try = h("div");
+    this.element = h("div", { class: "model" },
+      h("div", { class: "title" }, h("a", { href: "#/", class: "back", title: "All models (Esc)" }, "Models"), h("h1", {}, name), this.versions, this.state, h("span", { class: "grow" }), this.actions),
+      this.reason, this.outcome, this.charts,
+      h("div", { class: "columns" }, h("div", {}, this.facts, this.signature, this.traffic, card("More", this.config)), this.try));
+    this.aborted = new AbortController();
+    this.readings = 0;
+  }
+
+  close() { this.aborted.abort(); this.playground?.close(); }
+
+  get row() { return this.watch.byKey.get(`${this.name}/${this.version}`); }
+
+  update() {
+    if (!this.watch.document) return;
+    const versions = this.watch.versions(this.name);
+    if (!this.version && versions.length) { // the highest one that serves
+      const serving = versions.filter((row) => row.model.state === "READY");
+      this.version = (serving.at(-1) ?? versions.at(-1)).model.version;
+    }
+    this.versions.replaceChildren(...versions.filter((row) => row.model.version).map((row) => h("a", {
+      href: link(this.name, row.model.version), "aria-current": row.model.version === this.version ? "page" : null,
+    }, `version ${row.model.version}`)));
+    const row = this.row;
+    const state = row ? row.model.state.toLowerCase() || "not loaded" : "not loaded";
+    setText(this.state, state);
+    this.state.dataset.state = state;
+    this.reason.hidden = !row?.model.reason;
+    setText(this.reason, row?.model.reason ?? "");
+    this.act(row, versions);
+    if (!row) return;
+    const { history } = row;
+    this.charts.replaceChildren(
+      chart("Requests/s", history.requests, number), chart("Errors/s", history.failures, number),
+      chart("Latency", [history.p50, history.p99], duration, ["p50", "p99"]), chart("Queue p99", history.queue, duration),
+      chart("Waiting", history.waiting, number));
+    this.describe(row);
+    if (this.readings % 4 === 0) this.readTraffic(versions);
+    this.readings += 1;
+    if (row.model.state === "READY" && !this.read) this.readMetadata(row.model);
+    if (row.model.state !== "READY") this.read = false;
+  }
+
+  describe({ model, batch }) {
+    const kinds = Object.entries(model.instances).map(([kind, each]) => `${each} ${kind}`).join(", ") || "–";
+    const most = Math.max(...model.latency, 1);
+    const bounds = this.watch.document.bounds_seconds;
+    const bars = h("div", { class: "histogram", role: "img", "aria-label": "Latencies of all requests since the load" },
+      ...model.latency.map((each, at) => h("span", { "data-share": Math.ceil((each / most) * 10), title: `${count(each)} ${at < bounds.length ? `up to ${duration(bounds[at])}` : "above"}` })));
+    const first = model.latency.findIndex((each) => each);
+    if (first > 0) for (let at = 0; at < first - 1; at += 1) bars.children[0].remove();
+    this.facts.replaceChildren(card("Figures", facts([
+      ["Backend", model.backend || "–"], ["Instances", `${kinds}${model.threads ? `, ${model.threads} threads` : ""}`],
+      ["Memory", size(model.memory_bytes || null)], ...(model.gpu_memory_bytes ? [["GPU memory", size(model.gpu_memory_bytes)]] : []),
+      ["Loaded in", duration(model.load_seconds || null)], ["Requests", `${count(model.requests)}, ${count(model.failures)} failed`],
+      ["Rows", `${count(model.rows)} in ${count(model.batches)} batches${batch ? `, now ${number(batch)} a batch` : ""}`],
+      ["Last request", model.last_request ? new Date(model.last_request * 1000).toLocaleTimeString() : "none"],
+      ...(model.latency.length ? [["Latencies", h("div", {}, bars, h("div", { class: "axis" }, h("span", {}, duration(bounds[Math.max(first - 1, 0)])), h("span", {}, duration(bounds[Math.min(model.latency.length, bounds.length) - 1]))))]] : []),
+    ])));
+  }
+
+  // --- what can be done
+
+  act(row, versions) {
+    const { server } = this.watch.document;
+    const may = this.watch.may.has("control");
+    const wanted = [];
+    if (may && server.model_control === "explicit") {
+      const loaded = versions.some((each) => each.model.state === "READY");
+      wanted.push(["load", loaded ? "Reload" : "Load"]);
+      if (loaded) wanted.push(["unload", "Unload"]);
+    }
+    if (may && server.traffic_control && row?.model.state === "READY" && versions.length > 1) wanted.push(["promote", `Promote version ${this.version}`]);
+    const key = JSON.stringify(wanted);
+    if (key === this.wanted) return; // buttons keep the focus
+    this.wanted = key;
+    this.actions.replaceChildren(...wanted.map(([action, text]) => h("button", { type: "button", class: action === "unload" ? "danger" : "", "data-action": action, onclick: () => this.control(action) }, text)));
+  }
+
+  async control(action) {
+    const named = encodeURIComponent(this.name);
+    const [title, text, method, path, body] = {
+      load: [`Load ${this.name}?`, "Its files are read again. Versions that serve go on until the new ones are ready.", "POST", `v2/repository/models/${named}/load`, {}],
+      unload: [`Unload ${this.name}?`, "Requests under way are finished; further ones are refused until it is loaded again.", "POST", `v2/repository/models/${named}/unload`, {}],
+      promote: [`Promote version ${this.version} of ${this.name}?`, "It gets all requests that name no version.", "POST", `v2/models/${named}/traffic/promote`, { version: this.version, reason: "console" }],
+    }[action];
+    if (!(await ask(title, h("p", {}, text), title.split(" ")[0], { danger: action === "unload" }))) return;
+    this.say(`${action} …`);
+    for (const button of this.actions.children) button.disabled = true;
+    try {
+      await request(method, path, body);
+      this.say(`${action}: done`);
+    } catch (error) {
+      this.say(`${action}: ${error.message}`, true);
+    }
+    this.wanted = "";
+    this.read = false;
+    this.readings = 0;
+    await this.refresh();
+    if (!this.aborted.signal.aborted) this.update();
+  }
+
+  say(text, wrong = false) {
+    this.outcome.hidden = false;
+    this.outcome.classList.toggle("wrong", wrong);
+    setText(this.outcome, text);
+  }
+
+  // --- documents
+
+  async readMetadata(model) {
+    this.read = true;
+    if (!this.watch.may.has("read")) return;
+    try {
+      const { signal } = this.aborted;
+      const [found, config] = await Promise.all(["", "/config"].map((end) => request("GET", ofModel(this.name, this.version, end), undefined, { signal })));
+      const optional = new Set((config.input ?? []).filter((each) => each.optional).map((each) => each.name));
+      const rows = (tensors, kind) => (tensors ?? []).map((each) => h("tr", {}, h("td", { class: "muted" }, kind === "input" && optional.has(each.name) ? "optional input" : kind), h("td", {}, each.name), h("td", {}, h("code", {}, each.datatype)), h("td", {}, h("code", {}, shape(each.shape)))));
+      this.signature.replaceChildren(card("Signature", h("table", {}, h("tbody", {}, ...rows(found.inputs, "input"), ...rows(found.outputs, "output")))));
+      if (!this.watch.may.has("infer")) return;
+      this.playground?.close();
+      this.playground = new Playground(this.watch, this.name, this.version, (found.inputs ?? []).map((each) => ({ ...each, optional: optional.has(each.name) })), model.decoupled);
+      this.try.replaceChildren(this.playground.element);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.signature.replaceChildren(card("Signature", h("p", { class: "muted" }, error.message)));
+    }
+  }
+
+  async readTraffic(versions) {
+    if (versions.length < 2) return;
+    try {
+      const found = await request("GET", ofModel(this.name, "", "/traffic"), undefined, { signal: this.aborted.signal });
+      const heads = ["Version", "State", "Role", "Share", "Routed", "Reason"];
+      const ruled = found.source && found.source !== "none";
+      this.traffic.replaceChildren(card("Traffic", h("table", {},
+        h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col" }, head)))),
+        h("tbody", {}, ...found.versions.map((each) => h("tr", {}, h("td", {}, each.version), h("td", {}, (each.state || "–").toLowerCase()), h("td", {}, each.role || "–"),
+          h("td", {}, ruled ? `${(each.share * 100).toFixed(0)} %` : "–"), h("td", {}, count(Number(each.routed))), h("td", {}, each.reason))))),
+        ruled ? null : h("p", { class: "muted" }, "There are no rules: the highest version that is ready gets requests that name none.")));
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      if (!(error instanceof Refused)) throw error;
+      this.traffic.replaceChildren(); // a model without rules, or not for this client
+    }
+  }
+
+  async readConfig() {
+    if (!this.config.open) return;
+    const text = this.config.querySelector("pre");
+    try {
+      const found = await request("GET", ofModel(this.name, this.version, "/config"), undefined, { signal: this.aborted.signal });
+      setText(text, JSON.stringify(found, null, 2));
+    } catch (error) { if (error.name !== "AbortError") setText(text, error.message); }
+  }
+}

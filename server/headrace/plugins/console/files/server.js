@@ -1,0 +1,81 @@
+// The server: its processes, the account's limits, memory, certificates and answers.
+
+import { count, duration, h, meter, number, size } from "./dom.js";
+import { degradedName, link } from "./models.js";
+
+const BYTES = new Set(["request bytes", "model memory"]);
+
+const table = (heads, rows, right = []) => h("table", {},
+  h("thead", {}, h("tr", {}, ...heads.map((head, at) => h("th", { scope: "col", class: right.includes(at) ? "right" : "" }, head)))),
+  h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell, at) => h("td", { class: right.includes(at) ? "right" : "" }, cell))))));
+
+const section = (title, ...content) => h("section", { class: "card" }, h("h2", {}, title), ...content);
+const facts = (pairs) => h("dl", {}, ...pairs.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+
+export class Server {
+  constructor(watch) {
+    this.watch = watch;
+    this.before = new Map(); // seconds of CPU by process id
+    this.element = h("div", { class: "cards" });
+  }
+
+  close() {}
+
+  update() {
+    const now = this.watch.document;
+    if (!now) return;
+    const { server, cores, memory } = now;
+    const seconds = this.at ? now.time - this.at : 0;
+    const share = (each) => (seconds > 0 && this.before.has(each.pid) ? Math.max(0, (each.cpu_seconds - this.before.get(each.pid)) / seconds) : null);
+    const processes = now.processes.map((each) => [
+      each.kind === "server" ? "server" : each.name,
+      each.model ? h("a", { href: link(each.model, each.version) }, `${each.model}/${each.version}`) : "",
+      each.pid ? String(each.pid) : h("span", { class: "state", "data-state": "unavailable" }, "ended"),
+      number(share(each)), duration(each.cpu_seconds), String(each.threads), size(each.resident_bytes),
+      meter(each.resident_bytes / Math.max(memory.resident_bytes, 1), `${size(each.resident_bytes)} of all`),
+    ]);
+    if (!this.at || seconds > 0.5) {
+      this.before = new Map(now.processes.map((each) => [each.pid, each.cpu_seconds]));
+      this.at = now.time;
+    }
+    const limits = now.limits.map((each) => {
+      const text = BYTES.has(each.name) ? size : count;
+      const full = each.limit ? each.used / each.limit : 0;
+      return [each.name, text(each.used), each.limit === null ? "no limit" : text(each.limit),
+        each.limit === null ? "" : `${(full * 100).toFixed(full < 0.1 && full > 0 ? 1 : 0)} %`, each.limit === null ? "" : meter(full, `${Math.round(full * 100)} % full`), count(each.refused), h("code", {}, each.option)];
+    });
+    const certificates = now.certificates.map((each) => {
+      const left = each.expires - now.time;
+      const soon = left < 14 * 86400 ? "unavailable" : "ready";
+      return [h("code", {}, each.file), each.door, new Date(each.expires * 1000).toISOString().slice(0, 16).replace("T", " "),
+        h("span", { class: "state", "data-state": soon }, left > 0 ? `in ${duration(left)}` : "expired")];
+    });
+    const answers = [...now.answers].sort((a, b) => b.count - a.count).slice(0, 30).map((each) => {
+      const good = /^[123]|^OK$/.test(each.status);
+      return [each.door, each.operation, h("span", { class: "state", "data-state": good ? "ready" : "unavailable" }, each.status), count(each.count)];
+    });
+    const threads = `${count(cores.model_threads)} of models on ${count(cores.available)} cores; ${count(cores.process_threads)} in all processes`;
+    const none = (text) => h("p", { class: "muted" }, text);
+    this.element.replaceChildren(
+      h("div", {},
+        section("Server", facts([
+          ["Version", `${server.name} ${server.version}`], ["Up", duration(Math.max(0, now.time - server.started))],
+          ["Model control", `${server.model_control}; traffic rules ${server.traffic_control ? "may" : "may not"} be changed`],
+          ...Object.entries(server.addresses).map(([door, address]) => [door, h("code", {}, address)]),
+          ["Threads", threads],
+          ["Memory", `${size(memory.resident_bytes)}; models ${size(memory.model_bytes)}${memory.budget_bytes ? ` of ${size(memory.budget_bytes)}` : ""}`],
+          ...(memory.evictions ? [["Evictions", count(memory.evictions)]] : []),
+          ...Object.entries(now.lost).filter(([, each]) => each).map(([name, each]) => [`Lost ${name.replace("_", " ")}`, count(each)]),
+          ["You", `${now.client.name || "unknown"}: ${now.client.may.join(", ")}`],
+        ])),
+        section("Limits", table(["Limit", "Used", "Of", "Full", "", "Refused", "Option"], limits, [1, 2, 3, 5])),
+        ...(certificates.length ? [section("Certificates", table(["File", "Door", "Expires (UTC)", ""], certificates))] : [])),
+      h("div", {},
+        section("Degraded", now.degraded.length
+          ? h("ul", {}, ...now.degraded.slice(0, 200).map((each) => h("li", {}, degradedName(each), " ", each.reason)))
+          : none("Nothing is degraded.")),
+        section("Processes", table(["Process", "Model", "PID", "Cores", "CPU time", "Threads", "Memory", ""], processes, [2, 3, 4, 5, 6])),
+        section("Answers since the start", answers.length ? table(["Door", "Operation", "Status", "Count"], answers, [3]) : none("None yet."))),
+    );
+  }
+}

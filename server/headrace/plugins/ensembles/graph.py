@@ -1,0 +1,417 @@
+"""The graph of an ensemble: its steps, and the tensors that go from one to the next.
+
+Read from `ensemble_scheduling`, and checked in two goes: the graph alone when the model is opened,
+and against the signatures of its steps' models when these are loaded. An *edge* is a tensor's way
+from what produces it, a step or the request, to what consumes it, a step or the response.
+
+A step whose model is decoupled begins a *domain*: the steps after it run once for each of its
+responses. A domain is the tuple of these steps, outermost first; () is that of the request.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import NamedTuple
+
+from headrace.core.model_spec import Used
+from headrace.core.signature import Shape, Signature, TensorSpec, fits, quoted
+from headrace.core.tensors import Tensor, TensorArray, brackets
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
+
+Problem = tuple[str, str]  # a field of the configuration, and what is wrong with it
+Domain = tuple[int, ...]
+_STEP = "ensemble_scheduling.step[{}]"
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleStep:
+    """One step: tensors of the ensemble by the model's inputs, and by its outputs.
+
+    `version` is "" for the one that the model's requests without a version go to.
+    """
+
+    number: int
+    model: str
+    version: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+    @property
+    def used(self) -> Used:
+        """The model that it runs."""
+        return self.model, self.version
+
+    @property
+    def name(self) -> str:
+        """The step in messages and metrics."""
+        return f"{self.number}:{self.model}"
+
+    def input_path(self, name: str) -> str:
+        """The field that maps an input."""
+        return f"{_STEP.format(self.number)}.input_map['{name}']"
+
+    def output_path(self, name: str) -> str:
+        """The field that maps an output."""
+        return f"{_STEP.format(self.number)}.output_map['{name}']"
+
+
+def read_steps(config: ModelConfig) -> list[EnsembleStep]:
+    """The steps of a configuration, in its order."""
+    return [
+        EnsembleStep(
+            number, step.model_name, str(step.model_version) if step.model_version > 0 else "",
+            dict(sorted(step.input_map.items())), dict(sorted(step.output_map.items())),
+        )
+        for number, step in enumerate(config.ensemble_scheduling.step)
+    ]  # fmt: skip
+
+
+def graph_problems(config: ModelConfig, steps: Sequence[EnsembleStep]) -> Iterator[Problem]:
+    """Problems of the graph alone: what is not named, produced or used, or goes in a circle."""
+    if not steps:
+        yield "ensemble_scheduling", "an ensemble needs at least one step"
+        return
+    if not config.input or not config.output:
+        yield "ensemble_scheduling", "an ensemble declares each input and output itself"
+    for step in steps:
+        path = _STEP.format(step.number)
+        if not step.model:
+            yield f"{path}.model_name", "every step must name its model"
+        if not step.inputs:
+            yield f"{path}.input_map", "every step must map an input"
+        if not step.outputs:
+            yield f"{path}.output_map", "every step must map an output"
+    inputs = {tensor.name for tensor in config.input}
+    producers: dict[str, str] = {}
+    for step in steps:
+        for name, tensor in step.outputs.items():
+            if tensor in inputs:
+                yield step.output_path(name), f"tensor '{tensor}' is an input of the ensemble"
+            elif tensor in producers:
+                yield (
+                    step.output_path(name),
+                    f"tensor '{tensor}' is produced twice, first by {producers[tensor]}",
+                )
+            else:
+                producers[tensor] = step.output_path(name)
+    consumed = {tensor for step in steps for tensor in step.inputs.values()}
+    wanted = {tensor.name for tensor in config.output}
+    for step in steps:
+        for name, tensor in step.inputs.items():
+            if tensor not in inputs and tensor not in producers:
+                yield (
+                    step.input_path(name),
+                    f"tensor '{tensor}' is produced by no step, and is no input of the ensemble",
+                )
+    for index, output in enumerate(config.output):
+        if output.name not in producers:
+            yield f"output[{index}].name", f"'{output.name}' is produced by no step"
+    for index, given in enumerate(config.input):
+        if given.name not in consumed:
+            yield f"input[{index}].name", f"'{given.name}' is used by no step"
+    for tensor, path in producers.items():
+        if tensor not in consumed | wanted:
+            yield path, f"tensor '{tensor}' is used by no step, and is no output: leave it out"
+    if circle := _circle(steps):
+        way = " -> ".join(f"{step.number} ({step.model})" for step in circle)
+        yield "ensemble_scheduling.step", f"the steps wait for each other: {way}"
+
+
+def _circle(steps: Sequence[EnsembleStep]) -> list[EnsembleStep]:
+    """Steps of which each needs a tensor of the one before; [] if there are none."""
+    sorter: TopologicalSorter[int] = TopologicalSorter(_predecessors(steps))
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        return [steps[number] for number in error.args[1]]
+    return []
+
+
+def _predecessors(steps: Sequence[EnsembleStep]) -> dict[int, set[int]]:
+    by_tensor = {tensor: step.number for step in steps for tensor in step.outputs.values()}
+    return {
+        step.number: {by_tensor[t] for t in step.inputs.values() if t in by_tensor}
+        for step in steps
+    }
+
+
+class EdgeEnd(NamedTuple):
+    """One end of an edge: who is at it, in words, with the tensor that it declares."""
+
+    who: str
+    spec: TensorSpec
+    dims: Shape
+    batches: bool
+
+    @property
+    def whole(self) -> Shape:
+        """The shape with the batch dimension, if there is one."""
+        return (-1, *self.dims) if self.batches else self.dims
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The change of shape at an edge between what batches and what does not; views, no copies."""
+
+    source: bool  # what produces the tensor batches
+    target: bool
+    dims: Shape  # what its consumer declares
+
+    def __call__(self, array: TensorArray) -> TensorArray:
+        """The array as its consumer expects it, as far as possible: it is checked there."""
+        shape = array.shape
+        if self.target and not self.source and fits(shape, self.dims):
+            return array.reshape((1, *shape))
+        if self.source and not self.target and shape[:1] == (1,) and fits(shape[1:], self.dims):
+            return array.reshape(shape[1:])
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps that run for a request with certain outputs.
+
+    `consumers` are the steps by the tensor that they need, `outputs` the wanted outputs, all of
+    which are complete in the `domain`. `sizes` are the numbers of steps in each domain, `wanted`
+    the outputs of each step's model that are needed, () for all that it has.
+    """
+
+    outputs: tuple[str, ...]
+    consumers: Mapping[str, tuple[int, ...]]
+    domain: Domain
+    sizes: Mapping[Domain, int]
+    wanted: Mapping[int, tuple[str, ...]]
+
+
+@dataclass(slots=True)
+class Graph:
+    """The checked graph of an ensemble, for its requests.
+
+    `domains` are those in which the steps run. `fits` are the changes of shape, by step and input,
+    and by output of the ensemble, under the step number -1. `counts` are the numbers of outputs of
+    the steps' models.
+    """
+
+    signature: Signature
+    steps: Sequence[EnsembleStep]
+    most: int  # calls of one step at a time, for one request; 0 for any number
+    domains: Sequence[Domain]
+    decoupled: frozenset[int]
+    fits: Mapping[tuple[int, str], Fit]
+    counts: Sequence[int]
+    _plans: dict[tuple[str, ...], Plan] = field(default_factory=dict)
+
+    def plan(self, outputs: tuple[str, ...]) -> Plan:
+        """The plan for some outputs, () for all."""
+        if (found := self._plans.get(outputs)) is None:
+            found = self._plans[outputs] = self._make_plan(outputs)
+        return found
+
+    def _make_plan(self, outputs: tuple[str, ...]) -> Plan:
+        names = tuple(n for n in self.signature.names if n in outputs) or tuple(
+            self.signature.names
+        )
+        by_tensor = {t: step.number for step in self.steps for t in step.outputs.values()}
+        needed, left = set[int](), [by_tensor[name] for name in names]
+        while left:
+            if (number := left.pop()) not in needed:
+                needed.add(number)
+                inputs = self.steps[number].inputs.values()
+                left += [by_tensor[tensor] for tensor in inputs if tensor in by_tensor]
+        consumers: dict[str, tuple[int, ...]] = {}
+        for number in sorted(needed):
+            for tensor in dict.fromkeys(self.steps[number].inputs.values()):
+                consumers[tensor] = (*consumers.get(tensor, ()), number)
+        found = (self.domain_after(by_tensor[name]) for name in names)
+        wanted: dict[int, tuple[str, ...]] = {}
+        for number in needed:
+            outputs_of = self.steps[number].outputs.items()
+            asked = tuple(name for name, t in outputs_of if t in consumers or t in names)
+            wanted[number] = () if len(asked) == self.counts[number] else asked
+        sizes = Counter(self.domains[number] for number in needed)
+        return Plan(names, consumers, max(found, key=len), sizes, wanted)
+
+    def domain_after(self, number: int) -> Domain:
+        """The domain of a step's outputs."""
+        domain = self.domains[number]
+        return (*domain, number) if number in self.decoupled else domain
+
+    def fitted(self, number: int, name: str, tensor: Tensor) -> Tensor:
+        """A tensor under the name, and in the shape, of what consumes it."""
+        array = tensor.array
+        if self.fits and (fit := self.fits.get((number, name))) is not None:
+            array = fit(array)
+        return Tensor(name, tensor.datatype, array)
+
+
+def use_problems(
+    config: ModelConfig, signature: Signature, used: Mapping[Used, Signature]
+) -> Iterator[Problem]:
+    """Problems of the graph with the signatures of its steps' models."""
+    steps = read_steps(config)
+    most = signature.max_batch_size
+    problems = False
+    for step in steps:
+        model = used[step.used]
+        for path, text in _step_problems(step, model):
+            problems = True
+            yield path, text
+        if model.max_batch_size * model.parts < most:
+            yield (
+                "max_batch_size",
+                f"ensemble '{signature.model}' allows maximum batch size {most}, but it contains"
+                f" model '{step.model}' which only allows maximum batch size"
+                f" {model.max_batch_size}",
+            )
+    if problems:
+        return
+    sources = _sources(signature, steps, used)
+    for path, source, target in _edges(signature, steps, used, sources):
+        yield from _edge_problems(path, source, target)
+    domains, joined = _domains(steps, {s.number for s in steps if used[s.used].decoupled})
+    for number in joined:
+        yield (
+            _STEP.format(number),
+            f"the step of model '{steps[number].model}' needs tensors of different decoupled"
+            " models, whose responses do not belong to each other",
+        )
+    if not joined:
+        by_tensor = {t: step.number for step in steps for t in step.outputs.values()}
+        ends = [_after(domains, used, steps[by_tensor[name]]) for name in signature.names]
+        longest = max(ends, key=len)
+        for name, end in zip(signature.names, ends, strict=True):
+            if longest[: len(end)] != end:
+                yield (
+                    "output",
+                    f"'{name}' and another output come from different decoupled models, whose"
+                    " responses do not belong to each other",
+                )
+
+
+def make_graph(config: ModelConfig, signature: Signature, used: Mapping[Used, Signature]) -> Graph:
+    """The graph of a configuration without problems."""
+    steps = read_steps(config)
+    decoupled = frozenset(step.number for step in steps if used[step.used].decoupled)
+    domains, _ = _domains(steps, decoupled)
+    found: dict[tuple[int, str], Fit] = {}
+    sources = _sources(signature, steps, used)
+    for step in steps:
+        model = used[step.used]
+        for name, tensor in step.inputs.items():
+            source = sources[tensor].batches
+            if source is not model.batches:
+                found[step.number, name] = Fit(source, model.batches, model.input(name).dims)
+    for spec in signature.outputs:
+        source = sources[spec.name].batches
+        if source is not signature.batches:
+            found[-1, spec.name] = Fit(source, signature.batches, spec.reshape or spec.dims)
+    most = config.ensemble_scheduling.max_inflight_requests
+    counts = [len(used[step.used].outputs) for step in steps]
+    return Graph(signature, steps, most, domains, decoupled, found, counts)
+
+
+def _step_problems(step: EnsembleStep, model: Signature) -> Iterator[Problem]:
+    inputs = {spec.name: spec for spec in model.inputs}
+    for name in step.inputs:
+        if name not in inputs:
+            yield (
+                step.input_path(name),
+                f"model '{step.model}' has no input '{name}', it has {quoted(inputs)}",
+            )
+    for name in step.outputs:
+        if name not in model.names:
+            yield (
+                step.output_path(name),
+                f"model '{step.model}' has no output '{name}', it has {quoted(model.names)}",
+            )
+    for name, spec in inputs.items():
+        if not spec.optional and name not in step.inputs:
+            yield (
+                f"{_STEP.format(step.number)}.input_map",
+                f"model '{step.model}' needs its input '{name}', which is not mapped",
+            )
+
+
+def _sources(
+    signature: Signature, steps: Sequence[EnsembleStep], used: Mapping[Used, Signature]
+) -> dict[str, EdgeEnd]:
+    """The producer of each tensor, by the tensor's name."""
+    found = {
+        spec.name: EdgeEnd(
+            f"input '{spec.name}' of the ensemble", spec,
+            spec.dims if spec.reshape is None else spec.reshape, signature.batches,
+        )
+        for spec in signature.inputs
+    }  # fmt: skip
+    for step in steps:
+        model = used[step.used]
+        for spec in model.outputs:
+            if (tensor := step.outputs.get(spec.name)) is not None:
+                who = f"output '{spec.name}' of model '{step.model}' (step {step.number})"
+                found[tensor] = EdgeEnd(who, spec, spec.dims, model.batches)
+    return found
+
+
+def _edges(
+    signature: Signature,
+    steps: Sequence[EnsembleStep],
+    used: Mapping[Used, Signature],
+    sources: Mapping[str, EdgeEnd],
+) -> Iterator[tuple[str, EdgeEnd, EdgeEnd]]:
+    """Every edge with the field that makes it."""
+    for step in steps:
+        model = used[step.used]
+        for name, tensor in step.inputs.items():
+            spec = model.input(name)
+            who = f"input '{name}' of model '{step.model}' (step {step.number})"
+            target = EdgeEnd(who, spec, spec.dims, model.batches)
+            yield step.input_path(name), sources[tensor], target
+    for index, spec in enumerate(signature.outputs):
+        dims = spec.dims if spec.reshape is None else spec.reshape
+        end = EdgeEnd(f"output '{spec.name}' of the ensemble", spec, dims, signature.batches)
+        yield f"output[{index}]", sources[spec.name], end
+
+
+def _edge_problems(path: str, source: EdgeEnd, target: EdgeEnd) -> Iterator[Problem]:
+    if source.spec.datatype is not target.spec.datatype:
+        yield (
+            path,
+            f"{source.who} is {source.spec.datatype}, and {target.who} is {target.spec.datatype}",
+        )
+    # As in Triton: what batches may be given as it is to what declares the rows as a dimension.
+    if not (_agree(source.dims, target.dims) or _agree(source.whole, target.whole)):
+        yield (
+            path,
+            f"{source.who} has the shape {brackets(source.whole)}, and {target.who} the shape"
+            f" {brackets(target.whole)}",
+        )
+    if source.spec.optional and not target.spec.optional:
+        yield path, f"{source.who} is optional, and {target.who} is not"
+
+
+def _agree(one: Shape, other: Shape) -> bool:
+    return len(one) == len(other) and all(
+        a == b or -1 in (a, b) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _domains(steps: Sequence[EnsembleStep], decoupled: set[int] | frozenset[int]) -> tuple[
+    list[Domain], list[int]
+]:  # fmt: skip
+    """The domain of each step, and the steps that join tensors of different ones."""
+    before = _predecessors(steps)
+    domains: list[Domain] = [()] * len(steps)
+    joined: list[int] = []
+    for number in TopologicalSorter(before).static_order():
+        found = [(*domains[n], n) if n in decoupled else domains[n] for n in before[number]]
+        longest = max(found, key=len, default=())
+        if any(longest[: len(domain)] != domain for domain in found):
+            joined.append(number)
+        domains[number] = longest
+    return domains, joined
+
+
+def _after(domains: Sequence[Domain], used: Mapping[Used, Signature], step: EnsembleStep) -> Domain:
+    domain = domains[step.number]
+    return (*domain, step.number) if used[step.used].decoupled else domain

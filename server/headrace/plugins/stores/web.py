@@ -1,0 +1,155 @@
+"""Web servers as stores: `https://HOST/PATH/`, a directory of models with an index.
+
+    {"models": {"fraud": {"manifest": "sha256:…", "sizes": {"1/model.onnx": 217}}}}
+
+The index, `headrace-index.json`, is written last, by `headrace models index`: a model is what the
+manifest of that digest lists. Any server of files will do; one that sends tags is only asked if the
+index has changed, and one that does not answer with parts of files cannot offer large ones.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from headrace.core.errors import LoadFailed
+from headrace.plugins.stores.objects import RETRIES, TIMEOUTS, library, reason_of
+from headrace.plugins.stores.remote import (
+    ModelState,
+    RemoteContents,
+    RemoteFile,
+    RemoteStore,
+    Unreached,
+)
+from headrace.repository.model_files import INDEX, MANIFEST, parse_manifest
+from headrace.repository.store import Store, StoreOptions
+
+
+class IndexedModel(NamedTuple):
+    """A model in an index: the digest of its manifest, and bytes by path."""
+
+    manifest: str
+    sizes: Mapping[str, int]
+
+
+def parse_index(text: bytes) -> dict[str, IndexedModel]:
+    """The models of an index; raises `LoadFailed`."""
+    try:
+        models = json.loads(text)["models"]
+        return {
+            str(name): IndexedModel(
+                str(told["manifest"]), {str(path): int(n) for path, n in told["sizes"].items()}
+            )
+            for name, told in models.items()
+            if name and not name.startswith(".") and "/" not in name
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise LoadFailed(f"{INDEX} is no index: headrace models index writes one") from None
+
+
+class WebRemote:
+    """Models of a web server."""
+
+    def __init__(self, address: str) -> None:
+        """Connects to nothing; raises `LoadFailed`."""
+        parts = urlsplit(address)
+        host = parts.netloc.rpartition("@")[2]
+        self.address = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+        if not host or parts.query or parts.fragment:
+            raise LoadFailed(f"{self.address}: expected https://HOST/PATH/, without a query")
+        self._library = library()
+        client: dict[str, Any] = dict(TIMEOUTS)
+        if parts.scheme == "http":
+            client["allow_http"] = True
+        if parts.username is not None:
+            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            basic = f"Basic {base64.b64encode(secret).decode()}"
+            client["default_headers"] = {"authorization": basic}
+        with self._explained():
+            self._store = self._library.store.HTTPStore.from_url(
+                self.address, client_options=client, retry_config=RETRIES
+            )
+        self._read: tuple[str, dict[str, IndexedModel]] | None = None  # with the tag of the index
+
+    def models(self) -> Mapping[str, ModelState]:
+        """Implements `Remote.models`."""
+        return {
+            name: ModelState(told.manifest, sum(told.sizes.values()))
+            for name, told in self._index().items()
+        }
+
+    def contents(self, name: str) -> RemoteContents:
+        """Implements `Remote.contents`."""
+        told = self._index().get(name)
+        if told is None:
+            raise LoadFailed(f"{self.address}: {name} is not there")
+        with self._explained():
+            manifest = bytes(self._library.get(self._store, f"{name}/{MANIFEST}").bytes())
+        digests = parse_manifest(manifest)
+        digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+        if digest != told.manifest or digests.keys() != told.sizes.keys():
+            raise LoadFailed(
+                f"{self.address}: {name} is being changed; it is brought once it rests"
+            )
+        files = {path: RemoteFile(told.sizes[path], own, own) for path, own in digests.items()}
+        return RemoteContents(told.manifest, files, manifest)
+
+    def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
+        """Implements `Remote.read`."""
+        with self._explained():
+            key = f"{name}/{path}"
+            given = {} if stop - start == file.size else {"range": (start, stop)}
+            return bytes(self._library.get(self._store, key, options=given).bytes())
+
+    def publish(self, name: str, directory: Path, manifest: bytes) -> None:
+        """Implements `Remote.publish`: refused."""
+        raise LoadFailed(
+            f"{self.address} cannot be written: push to the directory that is served, and write its"
+            " index (headrace models index)"
+        )
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Implements `Remote.watch`: there is no notice of changes."""
+
+    def close(self) -> None:
+        """Implements `Remote.close`."""
+
+    def _index(self) -> dict[str, IndexedModel]:
+        """The index as of now, which is not sent if it has its tag still."""
+        known = self._read
+        given = {"if_none_match": known[0]} if known is not None and known[0] else {}
+        with self._explained():
+            try:
+                found = self._library.get(self._store, INDEX, options=given)
+                text, tag = bytes(found.bytes()), found.meta["e_tag"] or ""
+            except self._library.exceptions.NotModifiedError:
+                assert known is not None, "an answer without a question. This is a bug."
+                return known[1]
+            except FileNotFoundError as error:
+                raise Unreached(
+                    f"{self.address} cannot be reached: there is no {INDEX}, which headrace models"
+                    " index writes"
+                ) from error
+        self._read = tag, parse_index(text)
+        return self._read[1]
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise errors of the library as `LoadFailed`, as `Unreached` unless of one file."""
+        try:
+            yield
+        except LoadFailed:
+            raise
+        except FileNotFoundError as error:
+            raise LoadFailed(f"{self.address}: {reason_of(error)}") from error
+        except (OSError, ValueError, self._library.exceptions.BaseError) as error:
+            raise Unreached(f"{self.address} cannot be reached: {reason_of(error)}") from error
+
+
+def web_store(address: str, options: StoreOptions) -> Store:
+    """The store with such an address; raises `LoadFailed`."""
+    return RemoteStore(WebRemote(address), options)

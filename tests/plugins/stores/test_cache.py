@@ -1,0 +1,174 @@
+"""The cache of stores: what is kept, what is removed, and what was damaged."""
+
+import os
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from headrace.core.errors import LoadFailed
+from headrace.plugins.stores.cache import CachedContent, StoreCache, cache_of, key_of
+from headrace.repository.store import Lease
+
+KEEP_GOING = Event()
+ORIGIN = Path("store/m")
+
+
+def make(cache: StoreCache, name: str, **files: bytes) -> str:
+    """A tree of these files; returns its key."""
+    key = key_of(name)
+    with cache.making(key, KEEP_GOING) as wanted:
+        assert wanted
+        found = {path: CachedContent(cache.put(data), len(data)) for path, data in files.items()}
+        assert cache.make(key, found, b"{}", name)
+    return key
+
+
+def use(cache: StoreCache, key: str) -> Lease:
+    lease = cache.use(key, ORIGIN)
+    assert lease is not None
+    return lease
+
+
+def test_a_tree_is_used_by_many(tmp_path: Path) -> None:
+    cache = StoreCache(tmp_path / "cache")
+    assert cache.use(key_of("m"), ORIGIN) is None
+    key = make(cache, "m", a=b"one", b=b"two")
+    first, second = use(cache, key), use(StoreCache(tmp_path / "cache"), key)
+    assert first.path == second.path
+    assert first.origin == ORIGIN
+    assert (first.path / "a").read_bytes() == b"one"
+    with cache.making(key, KEEP_GOING) as wanted:
+        assert not wanted
+    assert cache.nbytes == cache.known_bytes == 6
+
+
+def test_the_least_recently_used_goes_unless_it_is_in_use(tmp_path: Path) -> None:
+    cache = StoreCache(tmp_path, 250)
+    keys = [make(cache, name, a=name.encode() * 100) for name in "abc"]
+    for age, key in enumerate(reversed(keys)):
+        os.utime(tmp_path / "trees" / f"{key}.json", (1_000 - age, 1_000 - age))
+    held = use(cache, keys[0])  # the oldest
+    for age, key in enumerate(reversed(keys)):
+        os.utime(tmp_path / "trees" / f"{key}.json", (1_000 - age, 1_000 - age))
+    cache.make_room()
+    assert [cache.use(key, ORIGIN) is not None for key in keys] == [True, False, True]
+    assert cache.nbytes == 200
+    cache.make_room(200)
+    assert [cache.use(key, ORIGIN) is not None for key in keys] == [True, False, False]
+    held.release()
+    cache.make_room(200)
+    assert cache.nbytes == 0
+    assert not list((tmp_path / "trees").iterdir())
+
+
+def test_no_room_is_made_while_another_tree_is_made(tmp_path: Path) -> None:
+    cache = StoreCache(tmp_path, 10)
+    key = make(cache, "old", a=b"x" * 100)
+    with cache.making(key_of("new"), KEEP_GOING):
+        cache.put(b"y" * 100)
+        cache.make_room()
+        assert use(cache, key).path.is_dir()
+        assert cache.nbytes == 200
+    cache.make_room()
+    assert cache.nbytes == 0
+
+
+def test_content_of_two_trees_stays_for_the_other(tmp_path: Path) -> None:
+    cache = StoreCache(tmp_path, 150)
+    first, second = make(cache, "one", a=b"x" * 100), make(cache, "two", a=b"x" * 100)
+    assert cache.nbytes == 100
+    held = use(cache, second)
+    cache.make_room(100)
+    assert cache.use(first, ORIGIN) is None
+    assert (held.path / "a").read_bytes() == b"x" * 100
+
+
+@pytest.mark.parametrize("damage", ["write", "remove", "document"])
+def test_a_damaged_tree_is_made_anew(damage: str, tmp_path: Path) -> None:
+    cache = StoreCache(tmp_path)
+    key = make(cache, "m", a=b"one")
+    tree = use(cache, key).path
+    match damage:
+        case "write":
+            (tree / "a").chmod(0o644)
+            (tree / "a").write_bytes(b"two")
+        case "remove":
+            (tree / "a").unlink()
+        case _:
+            tree.with_suffix(".json").write_text('{"files": [')
+    assert cache.use(key, ORIGIN) is None
+    assert make(cache, "m", a=b"one") == key
+    assert (use(cache, key).path / "a").read_bytes() == b"one"
+
+
+def test_a_missing_object_is_noticed(tmp_path: Path) -> None:
+    cache = StoreCache(tmp_path)
+    with cache.making("k", KEEP_GOING):
+        assert not cache.make("k", {"a": CachedContent("sha256:" + "0" * 64, 3)}, b"{}", "m")
+    assert cache.use("k", ORIGIN) is None
+
+
+def test_a_file_under_way_is_continued(tmp_path: Path) -> None:
+    cache = StoreCache(tmp_path)
+    size = (8 << 20) + 3
+    with cache.making("k", KEEP_GOING):
+        with cache.partial("p", size, KEEP_GOING) as draft:
+            assert draft.missing() == [(0, 8 << 20), (8 << 20, size)]
+            draft.write(8 << 20, b"end")
+        with cache.partial("p", size, KEEP_GOING) as draft:
+            assert draft.missing() == [(0, 8 << 20)]
+            draft.write(0, bytes(8 << 20))
+            digest = draft.digest()
+            cache.finish("p", size, digest)
+        assert cache.has(CachedContent(digest, size))
+        with cache.partial("q", 3, KEEP_GOING) as draft:
+            cache.give_up("q")
+    assert not list((tmp_path / "partial").iterdir())
+
+
+def test_waiting_ends_with_the_server(tmp_path: Path) -> None:
+    cache, stopped = StoreCache(tmp_path), Event()
+    stopped.set()
+    with cache.making("k", KEEP_GOING), pytest.raises(LoadFailed, match="is shutting down"):  # noqa: SIM117
+        with cache.making("k", stopped):
+            raise AssertionError("two make one tree")
+
+
+def test_listings_are_kept(tmp_path: Path) -> None:
+    cache = StoreCache(tmp_path)
+    assert cache.listing("s3://b") == {}
+    cache.keep_listing("s3://b", {"m": ["state", 3]})
+    assert cache.listing("s3://b") == {"m": ["state", 3]}
+    assert cache.listing("s3://c") == {}
+
+
+def test_a_cache_that_others_can_change_is_refused(tmp_path: Path) -> None:
+    cache = StoreCache(tmp_path)
+    make(cache, "m", a=b"one")
+    tmp_path.chmod(0o777)
+    with (
+        pytest.raises(LoadFailed, match="can be changed by others than this user"),
+        cache.making("k", KEEP_GOING),
+    ):
+        raise AssertionError("a tree is made")
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = StoreCache(tmp_path / "file")
+    with (
+        pytest.raises(LoadFailed, match=r"file cannot be written: Not a directory \(--store-cache"),
+        cache.making("k", KEEP_GOING),
+    ):
+        raise AssertionError("a tree is made")
+    cache.keep_listing("s3://b", {})
+
+
+def test_the_default_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_of("").root == tmp_path / "headrace" / "stores"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert cache_of("").root == Path("/home/somebody/.cache/headrace/stores")
+    assert cache_of("here").root == Path.cwd() / "here"

@@ -1,0 +1,148 @@
+"""A real S3 server (moto) in a process of its own, and a proxy before it that can misbehave."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+BUCKET = "models"
+_SIGNED = {
+    "Authorization": "AWS4-HMAC-SHA256 Credential=somebody/20260101/us-east-1/s3/aws4_request",
+    "x-amz-acl": "public-read",
+}
+_READY = re.compile(r"Running on (http://127\.0\.0\.1:\d+)")
+SECRET = "a-key-that-nobody-may-see"
+
+
+class ObjectStore:
+    """The server, with one empty bucket. `url` is its address."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if match := _READY.search(line):
+                self.url = match[1]
+                break
+        # Its log is read, so that it never waits for a reader.
+        self._reader = Thread(target=self._process.stdout.read, daemon=True)
+        self._reader.start()
+        self.make_bucket(BUCKET)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(60)
+        self._reader.join(60)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def make_bucket(self, name: str) -> None:
+        httpx.put(
+            f"{self.url}/{name}", headers=_SIGNED, timeout=60, trust_env=False
+        ).raise_for_status()
+
+    def put(self, key: str, content: bytes, bucket: str = BUCKET) -> None:
+        """Write an object."""
+        url = f"{self.url}/{bucket}/{quote(key)}"
+        httpx.put(
+            url, content=content, headers=_SIGNED, timeout=60, trust_env=False
+        ).raise_for_status()
+
+    def delete(self, key: str, bucket: str = BUCKET) -> None:
+        """Remove an object."""
+        url = f"{self.url}/{bucket}/{quote(key)}"
+        httpx.delete(url, headers=_SIGNED, timeout=60, trust_env=False).raise_for_status()
+
+    def put_directory(self, directory: Path, prefix: str) -> None:
+        """Write all files below a directory."""
+        for path in sorted(directory.rglob("*")):
+            if path.is_file():
+                self.put(f"{prefix}/{path.relative_to(directory)}", path.read_bytes())
+
+    def environment(self, url: str = "") -> dict[str, str]:
+        """Variables with which the server, or a proxy before it, is found."""
+        return {
+            "AWS_ENDPOINT_URL": url or self.url,
+            "AWS_ACCESS_KEY_ID": "somebody",
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": "us-east-1",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }
+
+
+# What is done with a response: its path with the query, status, headers and body.
+Change = Callable[[str, int, Mapping[str, str], bytes], tuple[int, bytes]]
+
+
+def unchanged(path: str, status: int, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+    return status, body
+
+
+class MisbehavingProxy:
+    """Passes requests on, and changes responses by `change`.
+
+    `asked` are the paths of requests so far. While `held` is set, responses wait.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.change: Change = unchanged
+        self.asked: list[tuple[str, str]] = []
+        self.let_go = Event()
+        self.let_go.set()
+        host = store.url.removeprefix("http://")
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                proxy.asked.append((self.path, self.headers.get("Range", "")))
+                connection = HTTPConnection(host, timeout=60)
+                connection.request("GET", self.path, headers=dict(self.headers))
+                answer = connection.getresponse()
+                headers = dict(answer.getheaders())
+                status, body = proxy.change(self.path, answer.status, headers, answer.read())
+                connection.close()
+                proxy.let_go.wait(60)
+                self.send_response_only(status)
+                for name, value in headers.items():
+                    if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                        self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go.set()
+        self._server.shutdown()
+        self._server.server_close()
