@@ -62,6 +62,9 @@ class FakeEngine:
     host: HostFacts = field(default_factory=HostFacts)
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
     pieces: Pieces = field(default_factory=Pieces)
+    control: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(catalogue=SimpleNamespace(metrics=tuple))
+    )
     options: LoadOptions = field(default_factory=lambda: LoadOptions(1))
 
     @property
