@@ -58,6 +58,14 @@ COUNTING = """
 SIGNATURE = tensors("input", ("X", "INT64", "1")) + tensors(
     "output", ("RUN", "INT64", "1"), ("SEEN", "STRING", "1")
 )
+COMPOSED = (
+    "max_batch_size: 4\n" + tensors("input", ("X", "INT64", "1"))
+    + tensors("output", ("RUN", "INT64", "1"))
+    + """ensemble_scheduling { step {
+        model_name: "counting" model_version: -1
+        input_map { key: "X" value: "X" } output_map { key: "RUN" value: "RUN" }
+    } }"""
+)  # fmt: skip
 CACHED = "response_cache { enable: true }\n"
 BUDGET = 16 << 20
 
@@ -67,6 +75,8 @@ def write_models(root: Path) -> None:
     write_python_model(root, "counting", source, f"max_batch_size: 8\n{CACHED}{SIGNATURE}")
     write_python_model(root, "uncached", source, f"max_batch_size: 8\n{SIGNATURE}")
     write_model(root, "echo", identity(), CACHED)
+    (root / "composed").mkdir()
+    (root / "composed" / "config.pbtxt").write_text(f'platform: "ensemble"\n{CACHED}{COMPOSED}')
 
 
 @dataclass
@@ -232,10 +242,14 @@ def test_a_changed_model_begins_without_answers(cached: Cached) -> None:
         value = np.array([[5]])
         first = client.infer("counting", {"X": value})
         assert client.infer("counting", {"X": value})["RUN"] == first["RUN"]
+        whole = [client.infer("composed", {"X": np.array([[9]])})["RUN"] for _ in range(2)]
+        assert whole[0] == whole[1]
         (cached.models / "counting" / "config.pbtxt").write_text(config)
         client.load("counting")
         client.infer("counting", {"X": np.array([[6]])})  # the first run of the new process
         assert client.infer("counting", {"X": value})["RUN"] == 2
+        assert client.infer("composed", {"X": np.array([[9]])})["RUN"] == 3
+        client.unload("composed")
         client.unload("counting")
         client.unload("echo")
     with Scraper(cached.server.metrics) as scraper:

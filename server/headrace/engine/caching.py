@@ -45,8 +45,14 @@ class VersionCache(Protocol):
 class ResponseCache(Protocol):
     """The cache of an engine."""
 
-    def version(self, model: StageModel, content: Content) -> VersionCache:
-        """The cache of a version whose answers depend on `content` alone; on a loading thread."""
+    def version(self, model: StageModel, content: Content, composed: bool) -> VersionCache:
+        """The cache of a version whose answers depend on `content`; on a loading thread.
+
+        Those of a `composed` one, an ensemble, depend on other models, too: see `renew`.
+        """
+
+    def renew(self) -> None:
+        """Drop the answers of composed versions: other models may answer their steps now."""
 
     def families(self) -> Iterable[Sourced]:
         """Its metrics."""

@@ -385,7 +385,8 @@ def _cache(
     if options.cache is None or not _is_cached(config, options):
         return None
     model = StageModel(signature.model, version, reading.parameters(config), signature)
-    return options.cache.version(model, opened.origins[version].content)
+    composed = config.WhichOneof("scheduling_choice") == "ensemble_scheduling"
+    return options.cache.version(model, opened.origins[version].content, composed)
 
 
 def _begin(

@@ -52,10 +52,10 @@ class CacheBench(Bench):
         self.load = load or ModelLoad()
         self.follow()
 
-    def follow(self, config: bytes = b"") -> None:
+    def follow(self, config: bytes = b"", composed: bool = False) -> None:
         """Serve another configuration of the model."""
         model = StageModel("double", 3, {}, signature())
-        self.version = self.cache.version(model, Content(Path(), {}, config, frozenset()))
+        self.version = self.cache.version(model, Content(Path(), {}, config, frozenset()), composed)
         parts = CachedParts(
             self.clock, self.batcher.expect, self.load, Workbench(), self.statistics, ()
         )
@@ -280,6 +280,36 @@ def test_another_configuration_begins_without_answers() -> None:
     assert len(bench.cache.answers) == 1
     bench.version.close()
     assert (len(bench.cache.answers), bench.cache.answers.nbytes) == (0, 0)
+
+
+def test_a_composed_model_begins_anew_when_any_model_changes() -> None:
+    bench = CacheBench()
+    bench.follow(composed=True)
+    bench.ask("a", 1)
+    bench.finish_all()
+    bench.ask("b", 2)
+    bench.clock.tick()
+    bench.cache.renew()
+    bench.clock.settle()
+    assert len(bench.cache.answers) == 0
+    bench.ask("c", 2)  # not with the run of before
+    bench.finish_all()
+    bench.ask("d", 1)
+    bench.finish_all()
+    assert bench.runs == [["a"], ["b"], ["c"], ["d"]]
+    bench.ask("e", 1)
+    bench.clock.settle()
+    assert bench.counted == (1, 4)
+
+
+def test_other_models_keep_their_answers_when_one_changes() -> None:
+    bench = CacheBench()
+    bench.ask("a", 1)
+    bench.finish_all()
+    bench.cache.renew()
+    bench.ask("b", 1)
+    bench.clock.settle()
+    assert bench.counted == (1, 1)
 
 
 def test_an_answer_that_comes_after_the_end_is_not_kept() -> None:

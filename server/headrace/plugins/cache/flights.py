@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from headrace.core.cache_options import CacheOptions
 from headrace.core.call import NO_OPTIONS, NOBODY, Call, Computed, InferResponse, Owner, Submit
@@ -52,11 +53,21 @@ class SharedCache:
     def __init__(self, options: CacheOptions) -> None:
         self.answers = KeptAnswers(options.size)
         self.redis = None if options.redis is None else open_redis(options.redis)
+        self._composed: WeakSet[CachedVersion] = WeakSet()
 
-    def version(self, model: StageModel, content: Content) -> "CachedVersion":
-        """Implements `ResponseCache.version`."""
-        keys = Keys(salt_of(model, content, self.redis is not None), model.signature)
-        return CachedVersion(keys, self.answers, self.redis)
+    def version(self, model: StageModel, content: Content, composed: bool) -> "CachedVersion":
+        """Implements `ResponseCache.version`; without Redis, which knows no change, if composed."""
+        redis = None if composed else self.redis
+        keys = Keys(salt_of(model, content, redis is not None), model.signature)
+        made = CachedVersion(keys, self.answers, redis)
+        if composed:
+            self._composed.add(made)
+        return made
+
+    def renew(self) -> None:
+        """Implements `ResponseCache.renew`."""
+        for version in self._composed:
+            version.renew()
 
     def families(self) -> Iterable[Sourced]:
         """Implements `ResponseCache.families`."""
@@ -108,8 +119,12 @@ class CachedVersion:
     def close(self) -> None:
         """Implements `headrace.engine.caching.VersionCache.close`; drops a few at a time."""
         self._closed = True
-        if self._answers.drop(self._keys.prefix, _AT_ONCE):
-            self.parts.clock.soon(self.close)
+        self._drop()
+
+    def renew(self) -> None:
+        """Forget all answers; runs that are under way give others none either."""
+        self._keys.renew()
+        self._drop()
 
     def keep(self, key: bytes, answer: bytes) -> None:
         """Keep an answer in memory, unless the version has ended meanwhile."""
@@ -132,6 +147,10 @@ class CachedVersion:
             flight.join(call)
         else:
             Flight(self, submit, key, shared).begin(call)
+
+    def _drop(self) -> None:
+        if self._answers.drop(self._keys.prefix, _AT_ONCE):
+            self.parts.clock.soon(self._drop)
 
     def _look(self, submit: Submit, call: Call) -> None:
         """The stage."""

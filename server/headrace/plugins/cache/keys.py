@@ -25,19 +25,27 @@ class Keys:
 
     def __init__(self, salt: bytes, signature: Signature) -> None:
         self.prefix = salt[:PREFIX]
-        self._salt = salt
+        # The salt in use, and digests of what repeats with it: replaced together.
+        self._begun: tuple[bytes, dict[Hashable, Any]] = salt, {}
         self._names = [spec.name for spec in signature.inputs]
         self._read: Collection[str] | None = signature.parameters
-        self._layouts: dict[Hashable, Any] = {}  # digests of what repeats
+
+    def renew(self) -> None:
+        """Make other keys from now on, with the same prefix."""
+        self._begun = blake2b(self._begun[0], digest_size=_SIZE).digest(), {}
 
     def of(self, call: Call, headers: Sequence[str]) -> bytes:
         """The key of a checked call, for a model that gets these headers."""
         inputs = call.inputs
         present = [(name, inputs[name].array) for name in self._names if name in inputs]
         layout = (call.outputs, *[(name, array.shape) for name, array in present])
-        begun = self._layouts.get(layout)
+        salt, layouts = self._begun
+        begun = layouts.get(layout)
         if begun is None:
-            begun = self._begin(layout)
+            if len(layouts) >= _MOST_LAYOUTS:
+                layouts.clear()
+            begun = layouts[layout] = blake2b(salt, digest_size=_SIZE)
+            begun.update(repr(layout).encode(errors="surrogatepass"))
         digest = begun.copy()
         for _, array in present:
             digest.update(raw_bytes(array))  # whose length the layout tells, or each element
@@ -48,14 +56,6 @@ class Keys:
         if headers:
             digest.update(repr([call.header(name) for name in headers]).encode())
         return self.prefix + bytes(digest.digest())
-
-    def _begin(self, layout: Hashable) -> Any:
-        if len(self._layouts) >= _MOST_LAYOUTS:
-            self._layouts.clear()
-        begun = blake2b(self._salt, digest_size=_SIZE)
-        begun.update(repr(layout).encode(errors="surrogatepass"))
-        self._layouts[layout] = begun
-        return begun
 
 
 def salt_of(model: StageModel, content: Content, elsewhere: bool) -> bytes:
