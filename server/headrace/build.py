@@ -25,15 +25,18 @@ from functools import partial
 from pathlib import Path
 
 from headrace import __version__
+from headrace.core.cache_options import CacheOptions
 from headrace.core.errors import LoadFailed
 from headrace.core.limits import ResidencyOptions
 from headrace.core.plugins import OptionalPart
 from headrace.engine.admission import Admission
+from headrace.engine.caching import ResponseCache
 from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.engine import Engine, EngineWatch
 from headrace.engine.exposition import Exposition
 from headrace.engine.lifecycle import Lifecycle, Loads
+from headrace.engine.limiting import RateLimiter
 from headrace.engine.model import Model, Traffic
 from headrace.engine.opening import LoadOptions
 from headrace.engine.sampling import GpuWatch, MemoryWatch
@@ -60,6 +63,7 @@ Sources = Sequence[ModelSource]  # the models at start
 
 AUDIT: OptionalPart[Callable[[AuditOptions], Audit]] = OptionalPart("audit")
 CAPTURE: OptionalPart[Callable[[CaptureOptions], Capture]] = OptionalPart("capture")
+CACHE: OptionalPart[Callable[[CacheOptions], ResponseCache]] = OptionalPart("cache")
 CUDA_MEMORY: OptionalPart[Callable[[Callable[[], CudaDriver | None]], Open]]
 CUDA_MEMORY = OptionalPart("cuda_memory")
 NVML: OptionalPart[Callable[[], GpuReader]] = OptionalPart("nvml")
@@ -67,6 +71,7 @@ ON_REQUEST: OptionalPart[Callable[[ResidencyOptions, Mapping[str, Model], Lifecy
 ON_REQUEST = OptionalPart("on_request")
 POLL: OptionalPart[Callable[[Engine, Catalogue, Sources, float, Loop], EngineWatch]]
 POLL = OptionalPart("poll")
+RATE_LIMITER: OptionalPart[Callable[[Sequence[str]], RateLimiter]] = OptionalPart("rate_limiter")
 RELOAD: OptionalPart[Callable[[Engine, Sources, Loop], EngineWatch]] = OptionalPart("reload")
 SIGNATURES: OptionalPart[Callable[[str], Callable[[Path], None]]] = OptionalPart("signatures")
 TRACES: OptionalPart[MakeTraceSink] = OptionalPart("traces")
@@ -140,6 +145,8 @@ def build_engine(
         settings.metrics.bounds,
     )
     gpus = Gpus(settings.pinned_memory_pool_byte_size, management=lambda: NVML.load()())
+    resources = settings.rate_limit_resource
+    limited = settings.rate_limit == "execution_count"
     options = LoadOptions(
         cores or core_limit(),
         not settings.disable_auto_complete_config,
@@ -155,6 +162,8 @@ def build_engine(
         overload_delay_ms=settings.overload_delay_ms,
         fair_share=settings.fair_share,
         stages=load_stages(),
+        cache=None if (cache := settings.cache) is None else CACHE.load()(cache),
+        limiter=RATE_LIMITER.load()(resources) if limited else None,
         signed=SIGNATURES.load()(key) if (key := settings.require_signature) else None,
     )
     control = _control(settings)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from headrace.api.header_rules import GRPC_PREFIX, HeaderRules
 from headrace.api.operations import Category
+from headrace.core.cache_options import CacheOptions
 from headrace.core.limits import ExecutionLimits, ResidencyOptions, Shares
 from headrace.doors.grpc.options import LEVELS, GrpcOptions
 from headrace.doors.listeners import CLOSED
@@ -580,6 +581,28 @@ class Settings:
         "Share the queue of each model between clients by their quotas' weights, in rows, instead"
         " of by arrival; a model's parameter of the same name overrides this",
     )
+    cache_config: list[str] = setting(
+        [],
+        "Keep answers of models with `response_cache { enable: true }`: `local,size=` bytes of this"
+        " process, and on a Redis server, `redis,host=`, with `port=`, `user=`, `password=`, `db=`,"
+        " `tls=`, `ttl_secs=` and `timeout_ms=`; may be repeated",
+        between="\n",
+        metavar="PLACE,NAME=VALUE",
+    )
+    response_cache_byte_size: int = setting(0, "Same as `--cache-config local,size=`")
+    rate_limit: str = setting(
+        "off",
+        "`execution_count` runs instances with a `rate_limiter` only while the resources that they"
+        " need are free; `off` ignores it",
+        choices=("off", "execution_count"),
+    )
+    rate_limit_resource: list[str] = setting(
+        [],
+        "Units of a resource of `rate_limiter`, of each device or of one; otherwise as many as the"
+        " instance that needs most",
+        between=",",
+        metavar="NAME:COUNT[:DEVICE]",
+    )
     max_connections: int = setting(
         10_000,
         "Client connections in each process that accepts them, at most 3/4 of its limit of open"
@@ -816,6 +839,11 @@ class Settings:
         )  # fmt: skip
 
     @property
+    def cache(self) -> CacheOptions | None:
+        """The places of answers; None without a response cache; raises `ValueError`."""
+        return CacheOptions.of(self.cache_config, self.response_cache_byte_size)
+
+    @property
     def environments(self) -> "EnvironmentOptions":
         """Settings of Python environments; raises `ValueError` for invalid names."""
         from headrace.core.model_spec import EnvironmentOptions, variable_names  # with numpy
@@ -971,6 +999,7 @@ class Settings:
         checks: tuple[tuple[str, Callable[[], object]], ...] = (
             ("--metrics-config:", lambda: self.metrics),
             ("--capture-key:", lambda: self.capturing),
+            ("--cache-config:", lambda: self.cache),
             ("--trace-config:", lambda: self.traces),
             ("--trusted-proxies:", lambda: TrustedProxies(self.trusted_proxies)),
             ("--worker-env: expected", lambda: self.environments),

@@ -181,4 +181,9 @@ _HELD = {
     ),
     "held_delay": (1, 1, _DELAY),
     "held_priority": (1, 1, _PRIORITY),
+    "held_levels": (
+        1, 1,
+        f"dynamic_batching {{ priority_levels: {2**64 - 1}"
+        f" default_priority_level: {2**64 - 2} }}",
+    ),
 }  # fmt: skip

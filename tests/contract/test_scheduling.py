@@ -207,6 +207,16 @@ def test_priorities(crowd: Crowds) -> None:
     assert order(low, unnamed, beyond, high) == [high, low, unnamed, beyond]
 
 
+def test_priority_levels_up_to_64_bits(crowd: Crowds) -> None:
+    levels = crowd("held_levels")
+    levels.run()
+    least = levels.queue(1, priority=2**64 - 1)
+    unnamed = levels.queue(2)  # the default level, the last but one
+    low, high = [levels.queue(3 + n, priority=level) for n, level in enumerate((2**63, 1))]
+    levels.go_on()
+    assert order(least, unnamed, low, high) == [high, low, unnamed, least]
+
+
 def test_limit_of_one_priority_level(crowd: Crowds) -> None:
     levels = crowd("held_priority")  # level 1 may hold one request, level 2 any number
     levels.run()

@@ -29,6 +29,7 @@ from headrace.plugins.access.command import ACCESS
 from headrace.plugins.access.file import open_access
 from headrace.plugins.activator.command import ACTIVATOR
 from headrace.plugins.audit import audit_log
+from headrace.plugins.cache import response_cache
 from headrace.plugins.capture.command import REPLAY
 from headrace.plugins.capture.opening import open_capture
 from headrace.plugins.cuda_memory import opener
@@ -45,6 +46,7 @@ from headrace.plugins.inboxes.door import Inboxes
 from headrace.plugins.loaders import backend as loaders
 from headrace.plugins.nvml import Nvml
 from headrace.plugins.on_request import OnRequest
+from headrace.plugins.rate_limiter import rate_limiter
 from headrace.plugins.run import command as run
 from headrace.plugins.sequences import SequenceBatching
 from headrace.plugins.stores.database import database_store
@@ -131,10 +133,12 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
     found = {
         part(build.AUDIT)(audit_log),
         part(build.CAPTURE)(open_capture),
+        part(build.CACHE)(response_cache),
         part(build.CUDA_MEMORY)(opener),
         part(build.NVML)(Nvml),
         part(build.ON_REQUEST)(OnRequest),
         part(build.POLL)(Follower),
+        part(build.RATE_LIMITER)(rate_limiter),
         part(build.RELOAD)(Reloader),
         part(build.SIGNATURES)(required),
         part(SIGN)(signed),

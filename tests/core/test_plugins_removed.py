@@ -135,10 +135,12 @@ OPTIONS: Mapping[str, tuple[str, str]] = {
     "access": ("--access=access.toml", "access"),
     "audit": ("--audit-log=audit.log", "audit"),
     "capture": ("--capture=capture.jsonl", "capture"),
+    "cache": ("--cache-config=local,size=1", "cache"),
     "following": ("--model-control-mode=poll", "poll"),
     "frontends": ("--frontends=1", "frontends"),
     "grpcio": ("--grpc-transport=grpcio", "grpcio"),
     "on_request": ("--load-on-request", "on_request"),
+    "rate_limiter": ("--rate-limit=execution_count", "rate_limiter"),
     "stores": ("--require-signature=keys.pem", "signatures"),
     "traces": ("--trace-config=triton,file=traces.json", "traces"),
 }
@@ -212,6 +214,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
     "access": ["test_access", "test_access_file"],
     "audit": ["test_audit"],
     "capture": ["test_capture"],
+    "cache": ["test_response_cache"],
     "cuda_memory": ["test_shared_memory::test_cuda_without_a_gpu"],
     "dialects": ["test_remote_tfserving"],
     "ensembles": ["test_ensembles", "test_ensembles_loading"],
@@ -245,6 +248,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
         "test_header_rules::test_protocol_descriptions_are_unrestricted",
     ],
     "sequences": ["test_sequences"],
+    "rate_limiter": ["test_rate_limiter"],
     "traces": ["test_opentelemetry", "test_remote_forwarding", "test_trace"],
     "traffic": [
         "test_run_once", "test_traffic", "test_browsers::test_allowed_pages_change_something",

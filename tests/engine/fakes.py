@@ -10,6 +10,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.host import HostFacts
 from headrace.engine.metrics import ServerCollector
 from headrace.engine.model import Traffic
+from headrace.engine.opening import LoadOptions
 from headrace.engine.pieces import Pieces
 from headrace.observability.audit import Audit
 from headrace.observability.capture import Capture
@@ -62,16 +63,11 @@ class FakeEngine:
     instance_id: str = "this"
     loads: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(counts=lambda: None))
     logs: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(dropped=0))
-    control: SimpleNamespace = field(
-        default_factory=lambda: SimpleNamespace(catalogue=SimpleNamespace(metrics=tuple))
-    )
     host: HostFacts = field(default_factory=HostFacts)
-    control: SimpleNamespace = field(
-        default_factory=lambda: SimpleNamespace(catalogue=SimpleNamespace(metrics=tuple))
-    )
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
     pieces: Pieces = field(default_factory=Pieces)
     control: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(catalogue=Catalogue()))
+    options: LoadOptions = field(default_factory=lambda: LoadOptions(1))
 
     @property
     def traffic(self) -> Traffic:

@@ -298,6 +298,39 @@ def external_weight_in_function(location: str) -> bytes:
     )
 
 
+def ragged_sums() -> bytes:
+    """SUM has the sum of each request's elements of INPUT, which end at its INDEX, and DOUBLED all
+    elements, doubled.
+    """
+    numbers = {"ZERO": [0], "ONE": [1], "MINUS_ONE": [-1]}
+    return _model(
+        [
+            helper.make_node("CumSum", ["INPUT", "axis"], ["totals"]),
+            helper.make_node("Cast", ["INDEX"], ["ends"], to=TensorProto.INT64),
+            helper.make_node("Sub", ["ends", "ONE"], ["last"]),
+            helper.make_node("Gather", ["totals", "last"], ["up_to"]),
+            helper.make_node("Slice", ["up_to", "ZERO", "MINUS_ONE"], ["but_one"]),
+            helper.make_node("Concat", ["nothing", "but_one"], ["before"], axis=0),
+            helper.make_node("Sub", ["up_to", "before"], ["sums"]),
+            helper.make_node("Unsqueeze", ["sums", "ONE"], ["SUM"]),
+            helper.make_node("Add", ["INPUT", "INPUT"], ["DOUBLED"]),
+        ],
+        [
+            _info("INPUT", TensorProto.FLOAT, ("elements",)),
+            _info("INDEX", TensorProto.FLOAT, ("requests",)),
+        ],
+        [
+            _info("SUM", TensorProto.FLOAT, ("requests", 1)),
+            _info("DOUBLED", TensorProto.FLOAT, ("elements",)),
+        ],
+        [
+            *(helper.make_tensor(n, TensorProto.INT64, [1], v) for n, v in numbers.items()),
+            helper.make_tensor("axis", TensorProto.INT64, [], [0]),
+            helper.make_tensor("nothing", TensorProto.FLOAT, [1], [0.0]),
+        ],
+    )
+
+
 def _info(name: str, element: int, dims: Dims) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, element, list(dims))
 

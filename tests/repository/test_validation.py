@@ -313,13 +313,13 @@ def test_fields_are_named_once_in_order() -> None:
     text = """
         name: "m"
         instance_group [ { passive: true }, { passive: true, host_policy: "x" } ]
-        response_cache { }
-        input { name: "x" allow_ragged_batch: true }
+        model_operations { }
+        input { name: "x" is_shape_tensor: true }
         optimization { cuda { graphs: true } graph { level: 1 } }
     """
     assert without_effect(parse_config(text, "f").config, nothing) == [
-        "input.allow_ragged_batch", "instance_group.passive", "instance_group.host_policy",
-        "optimization.cuda", "response_cache",
+        "input.is_shape_tensor", "instance_group.passive", "instance_group.host_policy",
+        "optimization.cuda", "model_operations",
     ]  # fmt: skip
 
 
@@ -332,6 +332,6 @@ def test_unread_parameters_are_named() -> None:
 
 
 def test_the_path_of_a_field_leads_to_its_line() -> None:
-    file = parse_config('input {\n name: "x"\n} input {\n allow_ragged_batch: true }', "f")
+    file = parse_config('input {\n name: "x"\n} input {\n is_shape_tensor: true }', "f")
     (path,) = without_effect(file.config, nothing)
     assert file.lines[path] == 4

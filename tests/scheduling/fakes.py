@@ -148,7 +148,9 @@ class FakeInstance:
         model: Model = double,
         inline: bool = False,
         all_runs: list[list[str]] | None = None,
+        name: str = "",
     ) -> None:
+        self.name = name
         self._clock = clock
         self._all_runs = all_runs if all_runs is not None else []
         self._model = model

@@ -148,17 +148,36 @@ def test_an_answer_cancelled_before_its_turn_is_not_delivered() -> None:
     assert bench.log == ["a", "c", "e"]
 
 
-def test_requests_that_time_out_together_are_all_answered_in_order() -> None:
+def test_requests_that_time_out_are_answered_then_whatever_runs_before_them() -> None:
     limits = QueuePolicy(default_timeout=10 * MS)
     bench = Bench(SchedulingPolicy(BatchPolicy(4), limits, preserve_ordering=True))
     bench.send("running")
     calls = [bench.submit(name) for name in "abc"]
     bench.clock.settle()
     bench.clock.advance(10 * MS)
-    assert bench.log == []  # behind the running one
-    bench.finish_all()
-    assert bench.log == ["running", "a", "b", "c"]
+    assert bench.log == ["a", "b", "c"]
     assert all(isinstance(call.errors[0], QueueTimeout) for call in calls)
+    bench.submit("d")
+    bench.finish_all()
+    assert bench.log == ["a", "b", "c", "running", "d"]
+
+
+def test_answers_behind_an_expired_request_keep_their_order() -> None:
+    limits = QueuePolicy(default_timeout=10 * MS)
+    policy = SchedulingPolicy(BatchPolicy(1), limits, preserve_ordering=True)
+    bench = Bench(policy)
+    bench.send("running")
+    bench.submit("late")
+    bench.clock.settle()
+    bench.clock.advance(9 * MS)
+    bench.submit("behind")
+    bench.clock.advance(MS)
+    assert bench.log == ["late"]
+    bench.finish("running")
+    bench.clock.settle()
+    assert bench.log == ["late", "running"]
+    bench.finish("behind")
+    assert bench.log == ["late", "running", "behind"]
 
 
 def test_a_refused_request_does_not_hold_up_those_in_order() -> None:

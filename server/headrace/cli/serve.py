@@ -25,8 +25,6 @@ from headrace.settings import (
 _LOOP = "one event loop answers all connections"
 _NO_POOL = "messages are not pooled"
 _GPU_MEMORY = "a model's GPU memory is limited by gpu_mem_limit in its configuration"
-_NO_CACHE = "responses are not cached"
-_NO_LIMIT = "an instance runs as soon as it is free"
 _NO_DOOR = "there is no door of this kind"
 
 # Triton's options that are accepted and have no effect, with the reason.
@@ -42,11 +40,7 @@ WITHOUT_EFFECT = {
     "--min-supported-compute-capability": "CUDA_VISIBLE_DEVICES says which GPUs are used",
     "--model-load-gpu-limit": _GPU_MEMORY,
     "--enable-peer-access": "tensors do not go from one GPU to another",
-    "--cache-config": _NO_CACHE,
-    "--cache-directory": _NO_CACHE,
-    "--response-cache-byte-size": _NO_CACHE,
-    "--rate-limit": _NO_LIMIT,
-    "--rate-limit-resource": _NO_LIMIT,
+    "--cache-directory": "the response cache is part of this server",
     "--backend-directory": "backends are part of this server",
     "--repoagent-directory": "there are no repository agents",
     "--sagemaker-port": _NO_DOOR,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from headrace.core.call import Call
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
+from headrace.core.ragged import Ragged
 from headrace.core.tensors import Tensor, TensorArray, brackets
 
 Shape = tuple[int, ...]
@@ -43,7 +44,8 @@ class Signature:
     batches; more than one means that requests are divided. `limit` names what sets the batch size,
     for messages. Unless `strict_outputs`, outputs may have other datatypes and row shapes than
     declared, and with `any_rows` another number of rows than the inputs. Requests to a `stateful`
-    model change its state, so that none is run twice.
+    model change its state, so that none is run twice. `ragged` inputs may have
+    different shapes in one batch.
     """
 
     model: str
@@ -57,6 +59,7 @@ class Signature:
     strict_outputs: bool = True
     any_rows: bool = False
     stateful: bool = False
+    ragged: Ragged | None = None
     texts: tuple[str, ...] = field(init=False, repr=False, compare=False)  # inputs of BYTES
     _inputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _outputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
@@ -70,7 +73,9 @@ class Signature:
 
     def __post_init__(self) -> None:
         required = [spec for spec in self.inputs if not spec.optional]
-        uniform = len(required) == len(self.inputs) and all(-1 not in s.dims for s in self.inputs)
+        free = frozenset() if self.ragged is None else self.ragged.inputs
+        fixed = all(-1 not in s.dims or s.name in free for s in self.inputs)
+        uniform = len(required) == len(self.inputs) and fixed
         texts = tuple(spec.name for spec in self.inputs if spec.datatype is Datatype.BYTES)
         object.__setattr__(self, "texts", texts)
         object.__setattr__(self, "names", [spec.name for spec in self.outputs])
@@ -181,10 +186,15 @@ class Signature:
         if self.uniform:
             return None
         inputs = request.inputs
-        return tuple(
+        shapes = [
             inputs[spec.name].array.shape[1:] if spec.name in inputs else None
             for spec in self.inputs
-        )
+        ]
+        if self.ragged is not None:
+            for place, spec in enumerate(self.inputs):
+                if spec.name in self.ragged.inputs and shapes[place] is not None:
+                    shapes[place] = ()
+        return tuple(shapes)
 
     def _wrong_count(self, inputs: dict[str, Tensor]) -> str:
         total = len(self._inputs)

@@ -10,7 +10,7 @@ from headrace.core.signature import Signature, TensorSpec
 from headrace.engine.model import Model
 from headrace.engine.report import VersionReport
 from headrace.engine.version import ModelVersion, State
-from headrace.observability.statistics import ResponseCounters, VersionStatistics
+from headrace.observability.statistics import CacheCounts, ResponseCounters, VersionStatistics
 from headrace.protocol.pb import grpc_service_pb2 as pb
 
 # The extensions of the protocol that this server supports, under the names of their
@@ -137,16 +137,17 @@ def _response(counters: ResponseCounters) -> pb.InferResponseStatistics:
 
 
 def _inference(counters: VersionStatistics) -> pb.InferStatistics:
-    done = counters.success_count
+    done, cache = counters.success_count, counters.cache or CacheCounts()
+    computed = done - cache.hits.count
     return pb.InferStatistics(
         success=_duration(done, counters.success_ns),
         fail=_duration(counters.fail_count, counters.fail_ns),
         queue=_duration(done, counters.queue_ns),
-        compute_input=_duration(done, counters.compute_input_ns),
-        compute_infer=_duration(done, counters.compute_infer_ns),
-        compute_output=_duration(done, counters.compute_output_ns),
-        cache_hit=_duration(0, 0),
-        cache_miss=_duration(0, 0),
+        compute_input=_duration(computed, counters.compute_input_ns),
+        compute_infer=_duration(computed, counters.compute_infer_ns),
+        compute_output=_duration(computed, counters.compute_output_ns),
+        cache_hit=_duration(cache.hits.count, cache.hits.ns),
+        cache_miss=_duration(cache.misses.count, cache.misses.ns),
     )
 
 

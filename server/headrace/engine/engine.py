@@ -281,14 +281,20 @@ class Engine:
     def _on_traffic(self) -> None:
         """Drop cached lookups: requests may be routed differently."""
         self.wanted_headers.put("routed", self.traffic.headers)
-        self.known.clear()
+        self._forget_answers()
 
     def _on_change(self, model: Model) -> None:
         """Drop cached lookups of a model whose versions have changed."""
         self.traffic.follow(model)
-        self.known.clear()
+        self._forget_answers()
         self.wanted_headers.forward(model)
         self.readiness.may_have_changed()
+
+    def _forget_answers(self) -> None:
+        """Drop lookups, and answers of models whose steps may be answered otherwise now."""
+        self.known.clear()
+        if self.options.cache is not None:
+            self.options.cache.renew()
 
     async def bring(self, name: str, version: str = "") -> None:
         """Load a model on request; raises `ServerError`.
@@ -475,6 +481,8 @@ class Engine:
     async def close(self) -> None:
         """End what backends have started, and remove uploaded files; no model is left by then."""
         await close_backends(self._backends)
+        if self.options.cache is not None:
+            await self.options.cache.close()
         self.control.close()
 
     # --- loading

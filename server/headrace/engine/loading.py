@@ -30,7 +30,9 @@ from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, difference
 from headrace.core.tensors import Array
+from headrace.engine.caching import OPT_OUT, VersionCache
 from headrace.engine.chain import Compose, StageModel
+from headrace.engine.limiting import RateLimiter
 from headrace.engine.opening import LoadOptions, Opened, stage_explained
 from headrace.engine.sequencing import SequencePlan, sequencing
 from headrace.observability.machine import GrowthMeter
@@ -127,6 +129,8 @@ class LoadedVersion:
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
     stages: tuple[Compose, ...] = ()
     sequences: SequencePlan | None = None
+    cache: VersionCache | None = None
+    limiter: RateLimiter | None = None
 
 
 def _model_warnings(opened: Opened, model: Servable, config: ModelConfig) -> Iterator[str]:
@@ -248,7 +252,8 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             shown = given if sequences is None else reading.signature(config)
             signature = _divided(shown, opened, model, config)
             if not model.traits.reads_parameters:
-                signature = replace(signature, parameters=frozenset())
+                own = frozenset({OPT_OUT} if _is_cached(config, options) else ())
+                signature = replace(signature, parameters=own)
             with opened.options_explained():
                 scheduling = reading.scheduling_policy(
                     config, options.overload_delay_ms, options.fair_share
@@ -258,6 +263,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
                     scheduling = plan.scheduling(scheduling)
             limits = _limits(opened, config, options)
             stages = _stages(opened, config, signature, version, options)
+            cache = _cache(opened, config, signature, version, options)
             labels, problems = read_labels(opened.source.path, config)
             refuse(opened.file, problems)
             samples = read_samples(opened.file, config, given, opened.source.path)
@@ -282,7 +288,8 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     lease = opened.source.lease
     return LoadedVersion(
         origin, config, signature, given, scheduling, labels, loaded, warnings, seconds, lease,
-        limits=limits, stages=stages, sequences=plan,
+        limits=limits, stages=stages, sequences=plan, cache=cache,
+        limiter=None if elsewhere else options.limiter,
     )  # fmt: skip
 
 
@@ -392,6 +399,21 @@ def _stages(
         with stage_explained(name, model.name), opened.options_explained():
             found.append(plugin.compose(model))
     return tuple(stage for stage in found if stage is not None)
+
+
+def _is_cached(config: ModelConfig, options: LoadOptions) -> bool:
+    return options.cache is not None and config.response_cache.enable
+
+
+def _cache(
+    opened: Opened, config: ModelConfig, signature: Signature, version: int, options: LoadOptions
+) -> VersionCache | None:
+    """The response cache of the version, if it has one."""
+    if options.cache is None or not _is_cached(config, options):
+        return None
+    model = StageModel(signature.model, version, reading.parameters(config), signature)
+    composed = config.WhichOneof("scheduling_choice") == "ensemble_scheduling"
+    return options.cache.version(model, opened.origins[version].content, composed)
 
 
 def _begin(

@@ -36,7 +36,9 @@ from headrace.observability.statistics import (
     LATENCY_KINDS,
     BackendSeries,
     Buckets,
+    CacheCounts,
     Closed,
+    Duration,
     EndpointSeries,
     Family,
     GpuReading,
@@ -51,6 +53,7 @@ from headrace.observability.statistics import (
     SequenceSeries,
     Sourced,
     VersionStatistics,
+    Window,
     WorkerSeries,
     in_seconds,
 )
@@ -83,7 +86,9 @@ class ServerCollector:
         self._engine = engine
         self._machine = machine
         self._gpus = gpus
-        self._version_families = version_families(options or MetricsOptions())
+        options = options or MetricsOptions()
+        self._version_families = version_families(options)
+        self._cache_families = cache_families(options)
 
     @property
     def pieces(self) -> Pieces:
@@ -110,6 +115,8 @@ class ServerCollector:
         """The families with samples of these versions."""
         labelled = [(self._labels(version), version.report) for version in versions]
         yield from collected(self._version_families, labelled)
+        cached = [(own, c) for own, r in labelled if (c := r.statistics.cache) is not None]
+        yield from collected(self._cache_families, cached, optional=True)
         gpu_memory = [
             ({**own, "gpu_uuid": each.uuid}, each.nbytes)
             for own, report in labelled
@@ -150,10 +157,10 @@ class ServerCollector:
         if gpus.pinned is not None:
             yield from collected(PINNED_FAMILIES, [({}, gpus.pinned)])
         traffic = list(engine.traffic.metrics())
-        stores = engine.control.catalogue.metrics()
-        for family, sources in chain(
-            traffic, engine.model_metrics.collect(), self._of_doors(), stores
-        ):
+        parts = (engine.options.cache, engine.options.limiter)
+        of_parts = [each for part in parts if part is not None for each in part.families()]
+        models, stores = engine.model_metrics.collect(), engine.control.catalogue.metrics()
+        for family, sources in chain(traffic, models, self._of_doors(), stores, of_parts):
             yield from collected([family], sources)
 
 
@@ -278,6 +285,34 @@ def version_families(options: MetricsOptions) -> list[Family[VersionReport]]:
     if options.summaries:
         families += [_summary(kind, options.quantiles) for kind in LATENCY_KINDS]
     return families
+
+
+def cache_families(options: MetricsOptions) -> list[Family[CacheCounts]]:
+    """The families of versions with a response cache."""
+    found = list(_CACHE_FAMILIES)
+    if options.summaries:
+        found += [
+            _cache_summary("hit", lambda c: (c.hit_window, c.hits), options.quantiles),
+            _cache_summary("miss", lambda c: (c.miss_window, c.misses), options.quantiles),
+        ]
+    return found
+
+
+def _cache_summary(
+    kind: str,
+    read: Callable[[CacheCounts], tuple[Window | None, Duration]],
+    quantiles: Sequence[float],
+) -> Family[CacheCounts]:
+    def of(cache: CacheCounts) -> Quantiles | None:
+        window, counted = read(cache)
+        if window is None:
+            return None
+        values = window.quantiles(LATENCY_KINDS[0], quantiles, monotonic_ns())
+        found = {f"{q:g}": value / 1_000 for q, value in zip(quantiles, values, strict=True)}
+        return Quantiles(found, counted.count, counted.ns // 1_000)
+
+    text = f"Microseconds of a response cache {kind}, of those in the last minute"
+    return Family(f"nv_cache_{kind}_summary_per_model", "summary", of, text)
 
 
 def _latency(
@@ -408,6 +443,16 @@ _VERSION_FAMILIES: Sequence[Family[VersionReport]] = [
            "Microseconds that calls of an ensemble's step took, their queue included", ("step",)),
     Family("headrace_batch_rows", "histogram", _batch_rows, "Rows of a batch"),
 ]  # fmt: skip
+_CACHE_FAMILIES: tuple[Family[CacheCounts], ...] = (
+    Family("nv_cache_num_hits_per_model", "counter", lambda c: c.hits.count,
+           "Requests that the response cache has answered"),
+    Family("nv_cache_num_misses_per_model", "counter", lambda c: c.misses.count,
+           "Requests run for the response cache"),
+    Family("nv_cache_hit_duration_per_model", "counter", lambda c: c.hits.ns // 1_000,
+           "Microseconds from the search in the response cache to its answer"),
+    Family("nv_cache_miss_duration_per_model", "counter", lambda c: c.misses.ns // 1_000,
+           "Microseconds of searching in vain, and of keeping answers"),
+)  # fmt: skip
 GPU_MEMORY_FAMILIES: tuple[Family[int], ...] = (
     Family("headrace_model_gpu_memory_bytes", "gauge", lambda nbytes: nbytes,
            "Memory of a GPU that a version's instances had taken when they were loaded"),

@@ -20,7 +20,9 @@ from headrace.core.errors import (
 from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import EnvironmentOptions, IsolationOptions, Used
 from headrace.core.signature import Signature
+from headrace.engine.caching import ResponseCache
 from headrace.engine.chain import STAGES, StagePlugin
+from headrace.engine.limiting import RateLimiter
 from headrace.engine.sequencing import sequencing
 from headrace.observability.machine import GrowthMeter
 from headrace.observability.statistics import FIRST_RESPONSE
@@ -50,7 +52,8 @@ class LoadOptions:
     those on executions, `overload_delay_ms` is that on the delay in an overloaded queue, and
     `fair_share` shares queues between clients, unless a model's configuration has its own.
     `isolation` confines models' processes. `stages` are those of plugins, by name. `signed` raises
-    `LoadFailed` for a directory without the signature that is required, None for none.
+    `LoadFailed` for a directory without the signature that is required, None for none. `cache`
+    keeps answers of models that are configured for it, `limiter` those that share resources.
     """
 
     cores: int
@@ -71,6 +74,8 @@ class LoadOptions:
     fair_share: bool = False
     stages: Mapping[str, StagePlugin] = field(default_factory=dict)
     signed: Callable[[Path], None] | None = None
+    cache: ResponseCache | None = None
+    limiter: RateLimiter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,8 @@ def open_model(
     if not backend.places_instances and any(not entry.endpoints for entry, _ in further):
         own = fail_over.without_execution(config)
     refuse(file, _execution_problems(own, backend, options))
+    if options.limiter is not None:
+        refuse(file, options.limiter.problems(completion.normalise(own)))
     further = [
         (entry, _placed(file, other, backends[entry.backend], options)) for entry, other in further
     ]
@@ -171,6 +178,18 @@ def open_model(
         refuse(file, _execution_problems(other, backends[entry.backend], options))
     readers = list(dict.fromkeys([backend, *(backends[entry.backend] for entry, _ in further)]))
     warnings = tuple(_config_warnings(source, file, readers, versions, options.stages))
+    if config.response_cache.enable and options.cache is None and not options.elsewhere:
+        text = "has no effect: this server has no response cache (--cache-config)"
+        warnings = (*warnings, file.explain(Problem("response_cache.enable", text)))
+    if not reading.may_be_ragged(config):
+        text = f"has no effect for the backend '{config.backend}': shapes run apart"
+        unused = validation.ragged_fields(file.config)
+        warnings = (*warnings, *(file.explain(Problem(path, text)) for path in unused))
+    limited = any(group.HasField("rate_limiter") for group in config.instance_group)
+    if limited and (options.limiter is None or not backend.places_instances):
+        text = "has no effect without --rate-limit=execution_count, or on other servers"
+        if not options.elsewhere:
+            warnings = (*warnings, file.explain(Problem("instance_group.rate_limiter", text)))
     sums: Mapping[str, str] = {}
     if source.file is None:
         # Uploaded directories are used once: nothing needs to be cached.

@@ -12,12 +12,13 @@ from dataclasses import replace
 
 from headrace.core.call import Call
 from headrace.core.errors import ServerError
+from headrace.engine.caching import CachedParts
 from headrace.engine.fail_over import FailOver
 from headrace.engine.loading import Change, LoadedInstance, LoadedVersion
 from headrace.engine.model_services import EngineServices
 from headrace.engine.sequencing import SequenceScheduler, SequenceStage
 from headrace.engine.shared_memory import Regions
-from headrace.observability.statistics import VersionStatistics
+from headrace.observability.statistics import CacheCounts, VersionStatistics
 from headrace.placement.placement import PlacedInstance, Placement, Surroundings
 from headrace.scheduling.batcher import Batcher, Clock, LoopClock
 from headrace.scheduling.quarantine import Quarantine
@@ -55,9 +56,16 @@ class RunningVersion:
         self._names = {"model": model, "version": version}
         self._split = False  # a batch has failed, which was logged
         self._account = regions.admission.model(model)
-        batcher = self._batcher(version, LoopClock(loop), statistics)
+        self._clock, self._statistics = LoopClock(loop), statistics
+        if loaded.cache is not None and statistics.cache is None:
+            statistics.cache = CacheCounts(statistics.window is not None)
+        batcher = self._batcher(version, self._clock, statistics)
         self.scheduler: Scheduler = batcher
         self.own_sequences: SequenceScheduler | None = None
+        limiter = loaded.limiter
+        self._gate = None if limiter is None else limiter.gate(loaded.config, batcher.wake)
+        if self._gate is not None:
+            batcher.limit(self._gate)
         self.fail_over: FailOver | None = None
         schedulers: Sequence[InstanceScheduler] = [batcher]
         if loaded.backends is not None:
@@ -136,6 +144,14 @@ class RunningVersion:
             return None
         return next(iter(self.placements.values())).memory(nbytes, begin)
 
+    @property
+    def cached_parts(self) -> CachedParts:
+        """The parts that its response cache uses."""
+        return CachedParts(
+            self._clock, self.scheduler.expect, self._account, self.regions.admission.workbench,
+            self._statistics, self.forwarded_headers or (),
+        )  # fmt: skip
+
     # --- life
 
     def change(self, change: Change) -> None:
@@ -148,6 +164,8 @@ class RunningVersion:
             self.loaded, origin=change.origin, config=change.config,
             instances=[*kept, *change.instances],
         )  # fmt: skip
+        if self._gate is not None:
+            self._gate.follow(change.config)
         self._add(change.instances)
         for name in change.removed:
             for placement in self.placements.values():
@@ -174,7 +192,11 @@ class RunningVersion:
         if self.own_sequences is not None:
             self.own_sequences.close()
         self.scheduler.close()
+        if self._gate is not None:
+            self._gate.close()
         self._account.leave()
+        if self.loaded.cache is not None:
+            self.loaded.cache.close()
         await asyncio.gather(*(placement.closed() for placement in self.placements.values()))
         self.host.close()
         # The scheduler refers to this object, which so outlives the version: not its files.

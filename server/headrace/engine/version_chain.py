@@ -114,6 +114,8 @@ class VersionChain:
                 signature.max_batch_size, queue, expect, bench,
                 running.regions.admission.check_answer, batcher,
             )  # fmt: skip
+        if loaded.cache is not None:
+            direct = queue = loaded.cache.stage(running.cached_parts, queue)
         for stage in loaded.stages:
             direct = queue = stage(queue)
         if (capture := running.host.capture) is not None:

@@ -274,6 +274,19 @@ class Window:
         return found
 
 
+class CacheCounts:
+    """Requests that the response cache has answered, and those that were run for it.
+
+    Their times are from the beginning of the search to the answer, and those of searching and
+    keeping. The windows are as in `VersionStatistics`.
+    """
+
+    def __init__(self, summaries: bool = False) -> None:
+        self.hits, self.misses = Duration(), Duration()
+        self.hit_window = Window() if summaries else None
+        self.miss_window = Window() if summaries else None
+
+
 # Arguments of `VersionStatistics.batch_succeeded`.
 BatchCounts = tuple[Sequence[int], int, int, int, int, int, int, int]
 
@@ -320,6 +333,7 @@ class VersionStatistics:
         self.backends: dict[str, BackendCounts] = {}  # by name, for a model with several backends
         self.ended_runs: Counter[str] = Counter()  # terminated runs in this process, by reason
         self.endpoints: dict[str, EndpointCounts] = {}  # by name, for an upstream model
+        self.cache: CacheCounts | None = None  # for a version with a response cache
         self.steps: dict[str, StepCounts] = {}  # by name, for an ensemble
         self._owed: list[BatchCounts] = []
 
@@ -426,6 +440,26 @@ class VersionStatistics:
             self.paused_histogram.observe(ended - started)
         if self.window is not None:
             self.window.add(ended, ended - arrived, started - arrived, 0, ended - started, 0)
+
+    def cache_hit(self, arrived: int, began: int, ended: int) -> None:
+        """Count a request that was answered without a run of its own; it waited until `began`."""
+        cache = self.cache
+        assert cache is not None, "a hit without a cache. This is a bug."
+        cache.hits.add(ended - began)
+        self.success_count += 1
+        self.success_ns += ended - arrived
+        self.queue_ns += began - arrived
+        self.request_histogram.observe(ended - arrived)
+        if cache.hit_window is not None:
+            cache.hit_window.add(ended, ended - began)
+
+    def cache_miss(self, spent: int, now: int) -> None:
+        """Count a run for the cache, which has spent so many nanoseconds on it."""
+        cache = self.cache
+        assert cache is not None, "a miss without a cache. This is a bug."
+        cache.misses.add(spent)
+        if cache.miss_window is not None:
+            cache.miss_window.add(now, spent)
 
     def request_traced(self, trace_id: str, duration_ns: int) -> None:
         """Keep a successful request that was traced as the exemplar of its bucket."""

@@ -155,8 +155,8 @@ class LoadedModel(Servable):
             return InstanceKind(wanted)
         cost = measure(self.infer, signature)
         # Waiting for a GPU must not block the event loop, nor may a request that determines the
-        # duration of a run.
-        if device is not None or self.traits.loops:
+        # duration of a run, nor a ragged batch, which has no shape to be measured by.
+        if device is not None or self.traits.loops or signature.ragged is not None:
             return InstanceKind.THREAD
         return AutoChoice(cost, sizes=sizes_of(signature, cost))
 

@@ -18,6 +18,7 @@ from headrace.core.columns import COLUMNS, columns_by_input
 from headrace.core.datatypes import BY_CONFIG_NUMBER, ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest
 from headrace.core.model_spec import LoadSpec
+from headrace.core.ragged import BatchInput, BatchInputKind, Ragged
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, quoted
 from headrace.core.tensors import Array, Tensor, brackets, element_count
 from headrace.core.texts import shown, whole_number
@@ -61,7 +62,29 @@ def signature(config: ModelConfig) -> Signature:
         strict_outputs=strict,
         # As in Triton, where each request of a batch shares its outputs with no other.
         any_rows=not (strict or batches(config)),
+        ragged=_ragged(config),
     )
+
+
+def may_be_ragged(config: ModelConfig) -> bool:
+    """True if batches of the model may be ragged: others get requests of one shape together."""
+    return config.backend == "onnxruntime"
+
+
+def _ragged(config: ModelConfig) -> Ragged | None:
+    inputs = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
+    declared = inputs or config.batch_input or config.batch_output
+    if not declared or not may_be_ragged(config):
+        return None
+    computed = tuple(
+        BatchInput(
+            BatchInputKind(each.kind), each.source_input[0], tuple(each.target_name),
+            BY_CONFIG_NUMBER[each.data_type],
+        )
+        for each in config.batch_input
+    )  # fmt: skip
+    scattered = {n: each.source_input[0] for each in config.batch_output for n in each.target_name}
+    return Ragged(inputs, computed, scattered)
 
 
 def _strict_outputs(config: ModelConfig) -> bool:

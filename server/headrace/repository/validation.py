@@ -25,17 +25,19 @@ from headrace.repository import fail_over
 from headrace.repository.completion import ModelTensor, can_divide, divides, model_dims
 from headrace.repository.config import Problem
 from headrace.repository.fail_over import PARAMETERS as FAIL_OVER
-from headrace.repository.reading import OVERLOAD_DELAY
+from headrace.repository.reading import OVERLOAD_DELAY, may_be_ragged
 
 EFFECTIVE = frozenset(
     {
         "name", "platform", "backend", "max_batch_size", "default_model_filename",
         "version_policy.latest.num_versions", "version_policy.all",
         "version_policy.specific.versions", "input.name", "input.data_type", "input.dims",
-        "input.optional", "input.reshape", "input.reshape.shape", "output.name",
+        "input.optional", "input.reshape", "input.reshape.shape", "input.allow_ragged_batch",
+        "batch_input", "batch_output", "model_repository_agents", "output.name",
         "output.data_type", "output.dims", "output.reshape", "output.reshape.shape",
         "output.label_filename", "instance_group.name", "instance_group.kind",
-        "instance_group.count", "instance_group.gpus", "dynamic_batching",
+        "instance_group.count", "instance_group.gpus", "instance_group.rate_limiter",
+        "dynamic_batching",
         "dynamic_batching.preferred_batch_size",
         "dynamic_batching.max_queue_delay_microseconds", "dynamic_batching.preserve_ordering",
         "dynamic_batching.priority_levels", "dynamic_batching.default_priority_level",
@@ -48,7 +50,7 @@ EFFECTIVE = frozenset(
         "optimization.execution_accelerators.gpu_execution_accelerator",
         "optimization.execution_accelerators.cpu_execution_accelerator", "metric_tags",
         "model_transaction_policy.decoupled", "sequence_batching", "ensemble_scheduling",
-        "model_warmup.name",
+        "model_warmup.name", "response_cache.enable",
         "model_warmup.batch_size", "model_warmup.inputs", "model_warmup.count",
         "model_metrics.metric_control.metric_identifier.family",
         "model_metrics.metric_control.histogram_options.buckets",
@@ -134,6 +136,12 @@ def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
         yield Problem(
             "default_model_filename", f"must lie within the version's directory, got '{file}'"
         )
+    if config.HasField("model_repository_agents"):
+        yield Problem(
+            "model_repository_agents",
+            "is not supported: agents are libraries of Triton that change a model's files before"
+            " its load; a store of a plugin can (docs/extending.md), and a manifest checks files",
+        )
     yield from _unknown_values(config, "")
     yield from _parameters(config)
     yield from _tensors(config.input, "input")
@@ -167,6 +175,74 @@ def tensor_problems(
             "'on' needs a model that batches, is not decoupled and does not preserve ordering",
         )
     yield from _column_problems(config)
+    yield from _ragged_problems(config)
+    stateful = config.WhichOneof("scheduling_choice") == "sequence_batching"
+    if config.response_cache.enable and (stateful or config.model_transaction_policy.decoupled):
+        kind = "with sequences" if stateful else "that is decoupled"
+        yield Problem("response_cache.enable", f"cannot be set for a model {kind}")
+
+
+# Datatypes of computed inputs, as in Triton; zeros that only have a shape may be of any other, too.
+_COUNTED = (pb.TYPE_INT32, pb.TYPE_FP32)
+
+
+def ragged_fields(config: ModelConfig) -> Iterator[str]:
+    """The paths of ragged inputs, and of what is computed from shapes and cut by them."""
+    for index, tensor in enumerate(config.input):
+        if tensor.allow_ragged_batch:
+            yield f"input[{index}].allow_ragged_batch"
+    yield from (f"batch_input[{index}]" for index in range(len(config.batch_input)))
+    yield from (f"batch_output[{index}]" for index in range(len(config.batch_output)))
+
+
+def _ragged_problems(config: ModelConfig) -> Iterator[Problem]:
+    """Problems of ragged inputs, and of what is computed from shapes and cut by them."""
+    paths = list(ragged_fields(config))
+    if not paths or not may_be_ragged(config):
+        return
+    if not config.max_batch_size:
+        yield Problem(paths[0], "needs a max_batch_size")
+    for index, tensor in enumerate(config.input):
+        if tensor.allow_ragged_batch and tensor.HasField("reshape"):
+            path = f"input[{index}].allow_ragged_batch"
+            yield Problem(path, "cannot be combined with reshape")
+    inputs = {tensor.name: tensor for tensor in config.input}
+    outputs = {tensor.name: tensor for tensor in config.output}
+    for index, computed in enumerate(config.batch_input):
+        path = f"batch_input[{index}]"
+        yield from _source_problems(path, computed.source_input, inputs)
+        as_shape = computed.kind == pb.BatchInput.BATCH_MAX_ELEMENT_COUNT_AS_SHAPE
+        fixed = computed.data_type in BY_CONFIG_NUMBER and computed.data_type != pb.TYPE_STRING
+        if not (computed.data_type in _COUNTED or (as_shape and fixed)):
+            yield Problem(f"{path}.data_type", "must be TYPE_INT32 or TYPE_FP32")
+        if taken := [name for name in computed.target_name if name in inputs]:
+            yield Problem(f"{path}.target_name", f"'{taken[0]}' is an input of requests")
+        if not computed.target_name:
+            yield Problem(f"{path}.target_name", "is missing")
+    for index, cut in enumerate(config.batch_output):
+        path = f"batch_output[{index}]"
+        yield from _source_problems(path, cut.source_input, inputs)
+        source = inputs.get(cut.source_input[0]) if cut.source_input else None
+        for name in cut.target_name:
+            if name not in outputs:
+                yield Problem(f"{path}.target_name", f"there is no output '{name}'")
+            elif outputs[name].HasField("reshape"):
+                yield Problem(f"{path}.target_name", f"'{name}' cannot be combined with reshape")
+            elif source is not None and len(source.dims) != len(outputs[name].dims):
+                text = f"'{name}' must have as many dims as its source '{source.name}'"
+                yield Problem(f"{path}.target_name", text)
+
+
+def _source_problems(
+    path: str, given: Sequence[str], inputs: Mapping[str, pb.ModelInput]
+) -> Iterator[Problem]:
+    if len(given) != 1:
+        yield Problem(f"{path}.source_input", f"must be one input, got {len(given)}")
+    elif given[0] not in inputs:
+        text = f"there is no input '{given[0]}', but {quoted(inputs)}"
+        yield Problem(f"{path}.source_input", text)
+    elif inputs[given[0]].optional:
+        yield Problem(f"{path}.source_input", f"'{given[0]}' is optional")
 
 
 def _column_problems(config: ModelConfig) -> Iterator[Problem]:
@@ -201,6 +277,8 @@ def model_problems(
         ("input", config.input, inputs),
         ("output", config.output, outputs),
     )
+    flat = {tensor.name for tensor in config.input if tensor.allow_ragged_batch}
+    flat.update(name for cut in config.batch_output for name in cut.target_name)
     for path, tensors, infos in groups:
         by_name = {info.name: info for info in infos}
         for index, tensor in enumerate(tensors):
@@ -221,6 +299,13 @@ def model_problems(
                     f"{at}.data_type",
                     f"the model's {path} '{tensor.name}' is {info.datatype}, not {declared}",
                 )
+            elif tensor.name in flat:
+                if info.shape and info.shape != (-1,):
+                    yield Problem(
+                        f"{at}.dims",
+                        f"the model's {path} '{tensor.name}' has shape {brackets(info.shape)},"
+                        " and a ragged one has all elements of a batch in one axis: [-1]",
+                    )
             elif info.shape and not _agree(config, tensor, info.shape):
                 expected = ([-1] if lead else []) + list(model_dims(tensor))
                 hint = (
@@ -241,6 +326,16 @@ def model_problems(
                 f"the model needs '{declared_input.name}', for which it has no value of its own",
             )
     missing = required - {tensor.name for tensor in config.input}
+    known = {info.name: info for info in inputs}
+    for index, computed in enumerate(config.batch_input):
+        for name in computed.target_name:
+            missing.discard(name)
+            given = known.get(name)
+            if given is None or given.datatype is not BY_CONFIG_NUMBER[computed.data_type]:
+                has = f"the model has no input '{name}'" if given is None else (
+                    f"the model's input '{name}' is {given.datatype}"
+                )  # fmt: skip
+                yield Problem(f"batch_input[{index}].target_name", has)
     if missing:
         yield Problem("input", f"the model also needs the inputs {quoted(sorted(missing))}")
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from headrace.core.call import (
 )
 from headrace.core.datatypes import BY_NUMPY, NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.ragged import flattened, scattered
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, reshaped
 from headrace.core.tensors import Array, Tensor, TensorArray, brackets, concatenated, new_tensor
 
@@ -159,11 +160,14 @@ class Batch:
         """The inputs as the model sees them; concatenated, in `buffer`, if there are several."""
         signature, calls = self.signature, self.calls
         arrays: dict[str, TensorArray] = {}
-        first = calls[0].inputs
+        first, ragged = calls[0].inputs, signature.ragged
         for spec in signature.inputs:
             name = spec.name
             if name not in first:
                 continue  # optional and absent, for all requests due to the batch key
+            if ragged is not None and name in ragged.inputs:
+                arrays[name] = flattened([call.inputs[name].array for call in calls])
+                continue
             if len(calls) == 1:
                 array = first[name].array
             else:
@@ -176,7 +180,46 @@ class Batch:
             if spec.reshape is not None:
                 array = reshaped(array, spec, signature.batches, to_model=True)
             arrays[name] = array
+        if ragged is not None:
+            arrays |= ragged.computed_from(self._shapes())
         return arrays
+
+    def scattered(self, arrays: Sequence[TensorArray]) -> list[Part] | None:
+        """The outputs by request, if some are cut by the shapes of inputs; None without such ones.
+
+        Raises `ExecutionFailed` for an output of another size.
+        """
+        signature = self.signature
+        if signature.ragged is None or not signature.ragged.scattered:
+            return None
+        sources, shapes = signature.ragged.scattered, self._shapes()
+        parts: list[dict[str, TensorArray]] = [{} for _ in self.calls]
+        for spec, array in zip(self.outputs, arrays, strict=True):
+            problem = ""
+            if spec.name in sources:
+                told = [each[sources[spec.name]] for each in shapes]
+                pieces = scattered(array, spec.dims, told)
+                if isinstance(pieces, str):
+                    problem, pieces = pieces, ()
+            elif array.shape[:1] != (self.rows,):
+                problem, pieces = f"of shape {brackets(array.shape)}, for {self.rows} rows", ()
+            else:
+                ends = np.cumsum([call.rows for call in self.calls]).tolist()
+                pieces = [
+                    array[end - call.rows : end] for end, call in zip(ends, self.calls, strict=True)
+                ]
+            if problem:
+                raise ExecutionFailed(
+                    f"model '{signature.model}' gave output '{spec.name}' {problem}"
+                )
+            for call, part, piece in zip(self.calls, parts, pieces, strict=True):
+                if not call.outputs or spec.name in call.outputs:
+                    part[spec.name] = piece
+        return [Part(part, {}) for part in parts]
+
+    def _shapes(self) -> list[dict[str, Shape]]:
+        """The shapes of inputs by name, of each request."""
+        return [{n: t.array.shape for n, t in call.inputs.items()} for call in self.calls]
 
     def take(self, version: str, outcome: Outcome) -> None:
         """Store the outcome; it becomes the `outcome` of each request that has not ended.
@@ -306,6 +349,15 @@ class Instance(Protocol):
 
     def close(self) -> None:
         """Release the model's resources; no batch is in progress."""
+
+
+@runtime_checkable
+class NamedInstance(Instance, Protocol):
+    """An instance of an instance group; several of one name never stand for different ones."""
+
+    @property
+    def name(self) -> str:
+        """The name of the instance, unique in its version."""
 
 
 def _wanted(signature: Signature, calls: list[Call]) -> tuple[TensorSpec, ...]:

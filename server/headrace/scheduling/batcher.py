@@ -107,6 +107,29 @@ class LoopClock:
         return self._loop.call_later(max(when - monotonic_ns(), 0) / 1e9, callback)
 
 
+class InstanceGate(Protocol):
+    """A limit of the instances that may run, by what other versions' instances need as well.
+
+    Asked by a batcher while it flushes. Everything that is taken for an instance is given back by
+    `leave`, or by `decline`.
+    """
+
+    def enter(self, idle: Sequence[Instance]) -> Instance | None:
+        """Take what one of the idle instances needs; None if all have to wait.
+
+        Then `Batcher.wake` is called once one need not.
+        """
+
+    def leave(self, instance: Instance, again: bool) -> None:
+        """Give back what an instance has had for its batch; `again` if more calls wait."""
+
+    def decline(self, instance: Instance) -> None:
+        """Give back what was taken for an instance that gets no batch now."""
+
+    def rest(self, waits: bool) -> None:
+        """Give back what was not taken by the end of a flush; `waits` if calls still wait."""
+
+
 class Instances:
     """The instances of one scheduler, and their states.
 
@@ -260,6 +283,7 @@ class Batcher:
             not (policy.batch.max_delay or policy.levels or policy.preserve_ordering or self._alike)
             and policy.queue == NO_POLICY
         )
+        self._gate: InstanceGate | None = None
         self._alone_since = 0  # nanoseconds; 0 if the loop has had a turn since the last such call
         self._joined: list[JoinedCall] = []  # they run together at the end of the tick
 
@@ -276,6 +300,14 @@ class Batcher:
         if self._instances.busy and (self._lender is None or self._lender.in_use):
             return True
         return any(line.waits for line in self._lines.values())
+
+    def limit(self, gate: InstanceGate) -> None:
+        """Form batches for instances that may pass a gate alone; before any is added."""
+        self._gate, self._simple = gate, False
+
+    def wake(self) -> None:
+        """Try to form batches: an instance may pass the gate."""
+        self._schedule_flush()
 
     def add_instance(self, instance: Instance) -> None:
         """Add an instance, which receives batches from now on."""
@@ -683,6 +715,10 @@ class Batcher:
         for _ in range(turns):
             if not (queue.waiting or line.retries):
                 break
+            if self._gate is not None:
+                if not self._run_gated(self._gate, line, now):
+                    break
+                continue
             if (batch := self._next_batch(line, now)) is None:
                 break
             for instance in idle:  # the one that can begin soonest; mostly any of them can
@@ -694,8 +730,28 @@ class Batcher:
             instance.execute(batch, self._finished)
         if queue.deadlines and (deadline := queue.next_deadline()) is not None:
             self._arm(deadline)
+        if self._gate is not None:
+            self._gate.rest(self._waits)
         if self._on_drained:
             self._check_drained()
+
+    @property
+    def _waits(self) -> bool:
+        """True if any call waits."""
+        return self._line.waits or any(line.waits for line in self._lines.values())
+
+    def _run_gated(self, gate: InstanceGate, line: _Line, now: int) -> bool:
+        """Run a batch of a line on an instance that may pass the gate; False if there is none."""
+        able = [i for i in self._idle if line.target is None or i.serves(line.target)]
+        instance = gate.enter(able)
+        if instance is None:
+            return False
+        if (batch := self._next_batch(line, now)) is None:
+            gate.decline(instance)
+            return False
+        self._idle.remove(instance)
+        instance.execute(batch, self._finished)
+        return True
 
     def _flush_lines(self, now: int, turns: int) -> None:
         """Give queued requests to idle instances while some are for certain ones."""
@@ -714,6 +770,10 @@ class Batcher:
         """Run a batch of the line that has waited longest, of those that can run any."""
         lines = [line for line in (self._line, *self._lines.values()) if line.waits]
         for line in sorted(lines, key=attrgetter("since")):
+            if self._gate is not None:
+                if self._run_gated(self._gate, line, now):
+                    return True
+                continue
             instance = self._instances.idle_for(line.target)
             if instance is not None and (batch := self._next_batch(line, now)) is not None:
                 self._idle.remove(instance)
@@ -883,6 +943,8 @@ class Batcher:
                 self._report(batch.calls, error)
             self._line_of(batch.calls[0]).retries.extend(batch.halves())
         del error  # one raised here refers to this frame, and both, and the batch, would stay
+        if self._gate is not None:
+            self._gate.leave(instance, self._waits)
         if self._queue.waiting or self._line.retries or self._lines:
             self._schedule_flush()
         elif self._on_drained:
@@ -950,13 +1012,13 @@ class Batcher:
         else:
             self._statistics.batch_succeeded(*counts)
 
-    def _release(self, ended: Sequence[Call]) -> None:
-        """Answer ended calls, or let them wait for earlier ones."""
+    def _release(self, ended: Sequence[Call], in_order: bool = True) -> None:
+        """Answer ended calls, or let them wait for earlier ones, if there is an order."""
         load = self._load
         load.requests -= len(ended)
         for call in ended:
             load.bytes -= call.nbytes
-        if (order := self._order) is not None:
+        if in_order and (order := self._order) is not None:
             ended = []
             while order and order[0].ended:
                 ended.append(order.popleft())
@@ -1016,7 +1078,10 @@ class Batcher:
             error = self._late(call)
             call.outcome = error.of_request(now - call.arrived, 0, 0)
             self._statistics.request_failed("REJECTED", now - call.arrived)
-        self._release(expired)
+        # At once, also where answers keep an order: whatever runs before them may take long.
+        self._release(expired, in_order=False)
+        if self._order is not None:
+            self._release(())
 
     def _late(self, call: Call) -> QueueTimeout:
         """The error of a request whose queue time has expired."""

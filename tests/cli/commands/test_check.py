@@ -97,14 +97,12 @@ def test_check_of_files_and_warnings(good: Path, tmp_path: Path) -> None:
     file = good / "same" / "1" / "model.onnx"
     config = tmp_path / "same" / "config.pbtxt"
     write_model(tmp_path / "same" / "1" / "model.onnx")
-    config.write_text(
-        "response_cache { enable: true }\nversion_policy { specific { versions: [1, 3] } }"
-    )
+    config.write_text("model_operations { }\nversion_policy { specific { versions: [1, 3] } }")
     ended = run("models", "check", "--quiet", str(file), str(tmp_path))
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == (
         "ok    same (versions 1)\n"
-        "      warning: same/config.pbtxt:1: response_cache has no effect on this server\n"
+        "      warning: same/config.pbtxt:1: model_operations has no effect on this server\n"
         "      warning: same/config.pbtxt: version_policy names versions that are not there: 3\n"
         "ok    model (versions 1)\n"
         "2 models, 0 with errors\n"

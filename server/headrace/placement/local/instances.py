@@ -46,10 +46,11 @@ def run_batch(infer: Infer, batch: Batch, buffer: BatchBuffer | None = None) -> 
         inputs = batch.gather(buffer)
         gathered = monotonic_ns()
         arrays = infer(inputs, batch.names)
+        parts = None if batch.signature.ragged is None else batch.scattered(arrays)
     except Exception as error:  # any error concerns this batch alone
         # Not in a variable that outlives this block: the error refers to this frame.
         return Outcome((), error, started, gathered, monotonic_ns())
-    return Outcome(arrays, None, started, gathered, monotonic_ns())
+    return Outcome(arrays, None, started, gathered, monotonic_ns(), parts)
 
 
 class InstanceModel(Protocol):

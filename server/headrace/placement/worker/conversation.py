@@ -281,6 +281,7 @@ class Slot:
     """One of the concurrent batches of a worker; an instance for the scheduler."""
 
     load = property(attrgetter("owner.talk.load"))  # without a Python call
+    name = property(attrgetter("owner.name"))
 
     def __init__(self, owner: SlotOwner, number: int) -> None:
         self.owner = owner

@@ -1,0 +1,134 @@
+"""Ragged batches over every transport: requests of different shapes in one run."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import InvalidRequest
+from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
+from tests.models.onnx_graphs import identity, ragged_sums, write_model
+from tests.models.python_models import IDENTITY, tensors, write_python_model
+from tests.models.warmup_models import sample
+from tests.support.client import Client
+from tests.support.server_process import ServerProcess, clean_server
+
+# Three requests run together: the delay is longer than a test may take.
+THREE = "dynamic_batching { preferred_batch_size: 3 max_queue_delay_microseconds: 50000000 }\n"
+RAGGED = 'input { name: "INPUT" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }\n'
+INDEX = (
+    'batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "INDEX"'
+    ' data_type: TYPE_FP32 source_input: "INPUT" }\n'
+)
+SCATTER = (
+    'batch_output { target_name: "DOUBLED" kind: BATCH_SCATTER_WITH_INPUT_SHAPE'
+    ' source_input: "INPUT" }\n'
+)
+SUMS = (
+    f"max_batch_size: 3\n{THREE}{RAGGED}{INDEX}{SCATTER}"
+    + tensors("output", ("SUM", "FP32", "1"), ("DOUBLED", "FP32", "-1"))
+)  # fmt: skip
+PYTHON = (
+    f'max_batch_size: 3\n{RAGGED.replace("INPUT", "INPUT0")}'
+    + tensors("output", ("OUTPUT0", "FP32", "-1"))
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=FIRST_CARRIER)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    root = tmp_path_factory.mktemp("ragged")
+    warm = sample("zeros", "zero_data: true", 3).replace("INPUT0", "INPUT")
+    write_model(root, "sums", ragged_sums(), SUMS + warm)
+    write_python_model(root, "python", IDENTITY, PYTHON)
+    with clean_server(root, options=CARRIERS[request.param]) as running:
+        yield running
+
+
+@pytest.fixture(params=CLIENTS)
+def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
+    with CLIENTS[request.param](server) as made:
+        yield made
+
+
+ROWS = [np.arange(n, dtype=np.float32).reshape(1, n) for n in (3, 4, 5)]
+
+
+def executions(client: Client, model: str) -> int:
+    return client.statistics(model)[0].execution_count
+
+
+def test_requests_of_different_shapes_run_together(client: Client) -> None:
+    before = executions(client, "sums")
+    with ThreadPoolExecutor(3) as threads:
+        answers = list(threads.map(lambda row: client.infer("sums", {"INPUT": row}), ROWS))
+    for row, answer in zip(ROWS, answers, strict=True):
+        np.testing.assert_array_equal(answer["SUM"], [[row.sum()]])
+        np.testing.assert_array_equal(answer["DOUBLED"], 2 * row)
+    assert executions(client, "sums") - before == 1
+
+
+def test_outputs_by_name(client: Client) -> None:
+    names: list[tuple[str, ...]] = [("SUM",), ("DOUBLED",), ()]
+    with ThreadPoolExecutor(3) as threads:
+        calls = [
+            threads.submit(client.infer, "sums", {"INPUT": row}, outputs=wanted)
+            for row, wanted in zip(ROWS, names, strict=True)
+        ]
+        answers = [call.result(60) for call in calls]
+    found = [sorted(answer.outputs) for answer in answers]
+    assert found == [["SUM"], ["DOUBLED"], ["DOUBLED", "SUM"]]
+
+
+def test_a_python_model_gets_requests_of_one_shape_together(
+    client: Client, server: ServerProcess
+) -> None:
+    for row in ROWS:
+        answer = client.infer("python", {"INPUT0": row})
+        np.testing.assert_array_equal(answer["OUTPUT0"], row)
+    server.await_logged("allow_ragged_batch: has no effect for the backend 'python'")
+
+
+def test_computed_inputs_are_not_sent(client: Client) -> None:
+    names = [tensor.name for tensor in client.model_metadata("sums").inputs]
+    assert names == ["INPUT"]
+    with pytest.raises(InvalidRequest, match="INDEX"):
+        client.infer("sums", {"INPUT": ROWS[0], "INDEX": np.ones((1, 1), np.float32)})
+
+
+PROBLEMS = {
+    SUMS.replace("max_batch_size: 3", "max_batch_size: 0").replace(THREE, ""): (
+        "input[0].allow_ragged_batch: needs a max_batch_size"
+    ),
+    SUMS.replace("TYPE_FP32 source", "TYPE_FP64 source"): (
+        "batch_input[0].data_type: must be TYPE_INT32 or TYPE_FP32"
+    ),
+    SUMS.replace("TYPE_FP32 source", "TYPE_INT32 source"): (
+        "batch_input[0].target_name: the model's input 'INDEX' is FP32"
+    ),
+    SUMS.replace('"INDEX"', '"NONE"'): (
+        "batch_input[0].target_name: the model has no input 'NONE'"
+    ),
+    SUMS.replace('source_input: "INPUT" }\nbatch_output', 'source_input: "X" }\nbatch_output'): (
+        "batch_input[0].source_input: there is no input 'X', but ['INPUT']"
+    ),
+    SUMS.replace('target_name: "DOUBLED"', 'target_name: "X"'): (
+        "batch_output[0].target_name: there is no output 'X'"
+    ),
+    SUMS.replace(INDEX, ""): "input: the model also needs the inputs ['INDEX']",
+}
+
+
+def test_configurations_that_are_refused(tmp_path: Path) -> None:
+    for number, config in enumerate(PROBLEMS):
+        write_model(tmp_path, f"m{number}", ragged_sums(), config)
+    agents = 'model_repository_agents { agents [ { name: "checksum" } ] }'
+    write_model(tmp_path, "agents", identity(), agents)
+    with clean_server(tmp_path, options=("--exit-on-error=false",)) as server:
+        for number, problem in enumerate(PROBLEMS.values()):
+            server.await_logged(f"failed to load m{number}")
+            assert problem in server.log, problem
+        server.await_logged("model_repository_agents: is not supported: agents are libraries")

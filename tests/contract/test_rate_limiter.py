@@ -1,0 +1,100 @@
+"""The rate limiter: models of one resource never run at the same time, over every transport."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
+from tests.models.python_models import tensors, write_python_model
+from tests.support.http_client import HttpClient
+from tests.support.scrape import Scraper
+from tests.support.server_process import ServerProcess, clean_server
+
+# Fails if another model of the same resource runs.
+ALONE = """
+    import os
+    import time
+
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            descriptor = os.open("{lock}", os.O_CREAT | os.O_EXCL)
+            try:
+                time.sleep(0.003)
+            finally:
+                os.close(descriptor)
+                os.unlink("{lock}")
+            return [
+                pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())])
+                for r in requests
+            ]
+"""
+SIGNATURE = tensors("input", ("X", "INT64", "1")) + tensors("output", ("Y", "INT64", "1"))
+
+
+def write_models(root: Path) -> None:
+    """Models that need all of a resource, and one that needs none."""
+    for name, count, instances in (("one", 2, 2), ("other", 2, 1), ("free", 0, 1)):
+        limiter = f'resources {{ name: "R" count: {count} global: true }} priority: 2'
+        group = f"instance_group {{ count: {instances} rate_limiter {{ {limiter} }} }}\n"
+        lock = root.parent / (name if name == "free" else "lock")
+        source = ALONE.replace("{lock}", str(lock))
+        write_python_model(root, name, source, f"max_batch_size: 2\n{group}{SIGNATURE}")
+
+
+@pytest.fixture(scope="module", params=FIRST_CARRIER)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    (root := tmp_path_factory.mktemp("limited") / "models").mkdir()
+    write_models(root)
+    options = ("--rate-limit=execution_count", "--rate-limit-resource=R:2")
+    with clean_server(root, options=(*options, *CARRIERS[request.param])) as running:
+        yield running
+
+
+def test_models_take_turns(server: ServerProcess) -> None:
+    with ExitStack() as stack, ThreadPoolExecutor(12) as threads:
+        clients = [stack.enter_context(make(server)) for make in CLIENTS.values()]
+        sent = [
+            (np.array([[number]]), ("one", "other", "free")[number % 3], clients[number % 2])
+            for number in range(90)
+        ]
+        calls = [
+            (value, threads.submit(client.infer, model, {"X": value}))
+            for value, model, client in sent
+        ]
+        for value, call in calls:
+            np.testing.assert_array_equal(call.result(60)["Y"], value)
+    with Scraper(server.metrics) as scraper:
+        found = scraper.now()
+        labels = {"resource": "R", "device": "global"}
+        assert found.value("headrace_rate_limiter_used", **labels) == 0
+        assert found.value("headrace_rate_limiter_limit", **labels) == 2
+
+
+def test_without_the_option_nothing_is_limited(tmp_path: Path) -> None:
+    (root := tmp_path / "models").mkdir()
+    write_models(root)
+    with (
+        clean_server(root, options=("--rate-limit=off",)) as server,
+        HttpClient(server.url, binary=False) as client,
+    ):
+        server.await_logged("rate_limiter: has no effect without --rate-limit=execution_count")
+        assert client.infer("one", {"X": np.array([[1]])})["Y"] == 1
+
+
+def test_instances_that_could_never_run_are_not_loaded(tmp_path: Path) -> None:
+    (root := tmp_path / "models").mkdir()
+    write_models(root)
+    options = (
+        "--rate-limit=execution_count", "--rate-limit-resource=R:1", "--exit-on-error=false",
+    )  # fmt: skip
+    with clean_server(root, options=options) as server:
+        server.await_logged("needs 2 of 'R', and --rate-limit-resource has 1")

@@ -1,0 +1,222 @@
+"""Gates before the instances of real schedulers, on one manual clock."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from headrace.core.errors import LoadFailed
+from headrace.observability.statistics import VersionStatistics
+from headrace.plugins.rate_limiter import rate_limiter
+from headrace.plugins.rate_limiter.gates import ResourceLimiter
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
+from headrace.repository.completion import normalise
+from headrace.repository.config import parse_config
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
+from tests.scheduling.fakes import FakeCall, FakeClock, FakeInstance, request, signature, submitted
+
+MS = 1_000_000
+
+
+def config(*groups: str) -> ModelConfig:
+    """Instance groups, each as `COUNT NEEDS`, where needs are fields of `rate_limiter`."""
+    texts = []
+    for number, group in enumerate(groups):
+        count, _, needs = group.partition(" ")
+        name = f'name: "g{number}"'
+        texts.append(f"instance_group {{ {name} count: {count} rate_limiter {{ {needs} }} }}")
+    return normalise(parse_config(f'name: "m" {" ".join(texts)}', "f").config)
+
+
+def needs(count: int, name: str = "R", everywhere: bool = True) -> str:
+    kind = "global: true" if everywhere else ""
+    return f'resources {{ name: "{name}" count: {count} {kind} }}'
+
+
+class Limited:
+    """Versions whose instances a limiter limits."""
+
+    def __init__(self, *resources: str) -> None:
+        self.clock = FakeClock()
+        self.limiter = rate_limiter(resources)
+        assert isinstance(self.limiter, ResourceLimiter)
+        self.runs: list[list[str]] = []
+
+    def version(
+        self, settings: ModelConfig, names: Sequence[str], policy: BatchPolicy | None = None
+    ) -> "Version":
+        return Version(self, settings, names, policy or BatchPolicy(4))
+
+    def used(self, name: str = "R") -> int:
+        return sum(n for key, n in self.limiter.shares.used.items() if key.name == name)
+
+
+class Version:
+    """A scheduler with instances of these names."""
+
+    def __init__(
+        self, limited: Limited, settings: ModelConfig, names: Sequence[str], policy: BatchPolicy
+    ) -> None:
+        self.clock = limited.clock
+        self.batcher = Batcher(
+            signature(), "1", SchedulingPolicy(policy), self.clock, VersionStatistics(),
+            lambda calls, error: None,
+        )  # fmt: skip
+        gate = limited.limiter.gate(settings, self.batcher.wake)
+        assert gate is not None
+        self.gate = gate
+        self.batcher.limit(gate)
+        self.instances = [FakeInstance(self.clock, all_runs=limited.runs, name=n) for n in names]
+        for instance in self.instances:
+            self.batcher.add_instance(instance)
+
+    def ask(self, name: str, value: int = 1) -> FakeCall:
+        submit = partial(self.batcher.submit, target=None)
+        return submitted(submit, request(name, value), FakeCall(name), 1)
+
+    def finish(self) -> None:
+        next(instance for instance in self.instances if instance.busy).finish()
+        self.clock.settle()
+
+
+def test_instances_of_two_models_share_a_resource() -> None:
+    limited = Limited()
+    one = limited.version(config(f"1 {needs(1)}"), ["g0_0"])
+    other = limited.version(config(f"1 {needs(1)}"), ["g0_0"])
+    calls = [one.ask("a"), other.ask("b")]
+    limited.clock.settle()
+    assert limited.runs == [["a"]]
+    calls.append(other.ask("c"))
+    limited.clock.settle()
+    one.finish()
+    assert limited.runs == [["a"], ["b", "c"]]  # the batch has grown while it waited
+    other.finish()
+    assert [len(call.responses) for call in calls] == [1, 1, 1]
+    assert limited.used() == 0
+
+
+def test_more_units_run_more_instances() -> None:
+    limited = Limited("R:2")
+    version = limited.version(config(f"3 {needs(1)}"), ["g0_0", "g0_1", "g0_2"], BatchPolicy(1))
+    for name in "abc":
+        version.ask(name)
+    limited.clock.settle()
+    assert limited.runs == [["a"], ["b"]]
+    assert limited.used() == 2
+    version.finish()
+    assert limited.runs == [["a"], ["b"], ["c"]]
+    version.finish()
+    version.finish()
+    assert limited.used() == 0
+
+
+def test_an_instance_group_without_needs_runs_beside() -> None:
+    limited = Limited()
+    holder = limited.version(config(f"1 {needs(1)}"), ["g0_0"])
+    holder.ask("held")
+    limited.clock.settle()
+    version = limited.version(config(f"1 {needs(1)}", "1"), ["g0_0", "g1_0"], BatchPolicy(1))
+    for name in "ab":
+        version.ask(name)
+    limited.clock.settle()
+    assert limited.runs == [["held"], ["a"]]
+    version.finish()
+    assert limited.runs == [["held"], ["a"], ["b"]]
+
+
+def test_a_cancelled_request_lets_others_pass() -> None:
+    limited = Limited()
+    one, other, third = [limited.version(config(f"1 {needs(1)}"), ["g0_0"]) for _ in range(3)]
+    one.ask("a")
+    limited.clock.settle()
+    waiting = other.ask("b")
+    limited.clock.settle()
+    third.ask("c")
+    limited.clock.settle()
+    waiting.cancel()
+    one.finish()
+    assert limited.runs == [["a"], ["c"]]
+    third.finish()
+    assert limited.used() == 0
+
+
+def test_a_delayed_batch_holds_nothing() -> None:
+    limited = Limited()
+    slow = limited.version(config(f"1 {needs(1)}"), ["g0_0"], BatchPolicy(4, 5 * MS))
+    other = limited.version(config(f"1 {needs(1)}"), ["g0_0"])
+    slow.ask("a")
+    limited.clock.settle()
+    other.ask("b")
+    limited.clock.settle()
+    assert limited.runs == [["b"]]
+    limited.clock.advance(6 * MS)
+    assert limited.runs == [["b"]]
+    other.finish()
+    assert limited.runs == [["b"], ["a"]]
+
+
+def test_priorities_are_turns_across_models() -> None:
+    limited = Limited()
+    often = limited.version(config(f"1 {needs(1)} priority: 1"), ["g0_0"], BatchPolicy(1))
+    seldom = limited.version(config(f"1 {needs(1)} priority: 3"), ["g0_0"], BatchPolicy(1))
+    for _ in range(40):
+        often.ask("often")
+        seldom.ask("seldom")
+    limited.clock.settle()
+    for _ in range(40):
+        for version in (often, seldom):
+            if any(instance.busy for instance in version.instances):
+                version.finish()
+                break
+    names = [name for run in limited.runs[:40] for name in run]
+    assert abs(names.count("often") - 30) <= 1
+
+
+def test_an_instance_is_added_and_removed_while_it_serves() -> None:
+    limited = Limited("R:9")
+    version = limited.version(config(f"1 {needs(1)}"), ["g0_0"])
+    version.ask("a")
+    limited.clock.settle()
+    version.gate.follow(config(f"1 {needs(2)}"))
+    assert limited.used() == 1  # what runs keeps what it has
+    version.finish()
+    version.ask("b")
+    limited.clock.settle()
+    assert limited.used() == 2
+    version.finish()
+    version.gate.close()
+    assert limited.limiter.shares.resources == set()
+
+
+def test_a_version_without_needs_has_no_gate() -> None:
+    limited = Limited()
+    assert limited.limiter.gate(config("1", "2 priority: 3"), lambda: None) is None
+
+
+def problems(limiter: ResourceLimiter, settings: ModelConfig) -> list[tuple[str, str]]:
+    return [(problem.path, problem.text) for problem in limiter.problems(settings)]
+
+
+def test_instances_that_could_never_run_are_refused() -> None:
+    limiter = rate_limiter(["R:2"])
+    assert problems(limiter, config(f"1 {needs(2)}")) == []
+    [(path, text)] = problems(limiter, config("1", f"1 {needs(3)}"))
+    assert path == "instance_group[1].rate_limiter.resources"
+    assert text == "instance g1_0 needs 3 of 'R', and --rate-limit-resource has 2"
+
+
+def test_a_resource_is_global_or_of_each_device() -> None:
+    limited = Limited()
+    limited.version(config(f"1 {needs(1)}"), ["g0_0"])
+    [(path, text)] = problems(limited.limiter, config(f"1 {needs(1, everywhere=False)}"))
+    assert path == "instance_group[0].rate_limiter.resources[0].global"
+    assert text == "resource 'R' is global in other instance groups"
+    both = config(f"1 {needs(1, 'S', False)}", f"1 {needs(1, 'S')}")
+    [(_, text)] = problems(limited.limiter, both)
+    assert text == "resource 'S' is of each device in other instance groups"
+
+
+def test_malformed_options_are_named() -> None:
+    with pytest.raises(LoadFailed, match="--rate-limit-resource: expected NAME:COUNT"):
+        rate_limiter(["R"])
