@@ -62,13 +62,7 @@ class FakeEngine:
     instance_id: str = "this"
     loads: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(counts=lambda: None))
     logs: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(dropped=0))
-    control: SimpleNamespace = field(
-        default_factory=lambda: SimpleNamespace(catalogue=SimpleNamespace(metrics=tuple))
-    )
     host: HostFacts = field(default_factory=HostFacts)
-    control: SimpleNamespace = field(
-        default_factory=lambda: SimpleNamespace(catalogue=SimpleNamespace(metrics=tuple))
-    )
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
     pieces: Pieces = field(default_factory=Pieces)
     control: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(catalogue=Catalogue()))
