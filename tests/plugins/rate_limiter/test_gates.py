@@ -206,6 +206,21 @@ def test_instances_that_could_never_run_are_refused() -> None:
     assert text == "instance g1_0 needs 3 of 'R', and --rate-limit-resource has 2"
 
 
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ("sequence_batching { }", "sequence_batching"),
+        ('parameters { key: "fail_over" value { string_value: "x" } }', "parameters['fail_over']"),
+    ],
+)
+def test_combinations_that_are_refused(more: str, what: str) -> None:
+    settings = config(f"1 {needs(1)}")
+    settings.MergeFrom(parse_config(more, "f").config)
+    [(path, text)] = problems(rate_limiter([]), settings)
+    assert path == "instance_group[0].rate_limiter.resources[0]"
+    assert text == f"cannot be combined with {what}"
+
+
 def test_a_resource_is_global_or_of_each_device() -> None:
     limited = Limited()
     limited.version(config(f"1 {needs(1)}"), ["g0_0"])

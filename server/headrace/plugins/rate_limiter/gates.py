@@ -44,6 +44,8 @@ class ResourceLimiter:
                     yield Problem(f"{path}.global", text)
                 if "fail_over" in config.parameters:
                     yield Problem(path, "cannot be combined with parameters['fail_over']")
+                if config.WhichOneof("scheduling_choice") == "sequence_batching":
+                    yield Problem(path, "cannot be combined with sequence_batching")
         for name, needs, index in _needs(config):
             for needed, count in needs.items():
                 limit = limit_of(self._limits, needed)
