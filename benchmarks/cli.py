@@ -51,6 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         ensembles.main(3 if options.quick else 12)
         return 0
+    if options.cache:
+        from benchmarks import response_cache  # late, likewise
+
+        response_cache.main(2 if options.quick else 5)
+        return 0
     if options.local:
         local.main(3 if options.quick else 5)
         return 0
@@ -209,6 +214,10 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--ensembles", action="store_true",
         help="print what a step of an ensemble costs beside a call of its model, and end",
+    )  # fmt: skip
+    add(
+        "--cache", action="store_true",
+        help="print what hits and misses of the response cache cost, and end",
     )  # fmt: skip
     add(
         "--local", action="store_true",

@@ -30,6 +30,9 @@ SUMS = (
     f"max_batch_size: 3\n{THREE}{RAGGED}{INDEX}{SCATTER}"
     + tensors("output", ("SUM", "FP32", "1"), ("DOUBLED", "FP32", "-1"))
 )  # fmt: skip
+ROWS_ALONE = (
+    f"max_batch_size: 3\n{THREE}{RAGGED}{INDEX}" + tensors("output", ("SUM", "FP32", "1"))
+)  # fmt: skip
 PYTHON = (
     f'max_batch_size: 3\n{RAGGED.replace("INPUT", "INPUT0")}'
     + tensors("output", ("OUTPUT0", "FP32", "-1"))
@@ -43,6 +46,7 @@ def server(
     root = tmp_path_factory.mktemp("ragged")
     warm = sample("zeros", "zero_data: true", 3).replace("INPUT0", "INPUT")
     write_model(root, "sums", ragged_sums(), SUMS + warm)
+    write_model(root, "rows", ragged_sums(), ROWS_ALONE)
     write_python_model(root, "python", IDENTITY, PYTHON)
     with clean_server(root, options=CARRIERS[request.param]) as running:
         yield running
@@ -69,6 +73,15 @@ def test_requests_of_different_shapes_run_together(client: Client) -> None:
         np.testing.assert_array_equal(answer["SUM"], [[row.sum()]])
         np.testing.assert_array_equal(answer["DOUBLED"], 2 * row)
     assert executions(client, "sums") - before == 1
+
+
+def test_outputs_with_a_row_for_each_request(client: Client) -> None:
+    before = executions(client, "rows")
+    with ThreadPoolExecutor(3) as threads:
+        answers = list(threads.map(lambda row: client.infer("rows", {"INPUT": row}), ROWS))
+    for row, answer in zip(ROWS, answers, strict=True):
+        np.testing.assert_array_equal(answer["SUM"], [[row.sum()]])
+    assert executions(client, "rows") - before == 1
 
 
 def test_outputs_by_name(client: Client) -> None:

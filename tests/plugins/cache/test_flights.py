@@ -332,6 +332,20 @@ def test_an_answer_is_apart_from_the_arrays_of_its_caller() -> None:
     assert second.values == [2]
 
 
+def test_a_bug_in_one_answer_affects_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    bench = CacheBench()
+    first, second = [bench.ask(name, 1) for name in "ab"]
+
+    def broken() -> None:
+        if not first.errors:
+            raise ZeroDivisionError
+
+    first.then = broken
+    bench.finish_all()
+    assert (len(first.errors), second.values) == (1, [2])
+    assert "bug while answering a request" in caplog.text
+
+
 def test_counters_of_waiting_and_found_requests() -> None:
     bench = CacheBench()
     bench.ask("a", 1)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from headrace.core.bytes_array import BytesArray
+from headrace.core.bytes_array import COPIED, BytesArray
 from headrace.core.call import Call, InferResponse, Parameter, Timing
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.tensors import Tensor, new_tensor, raw_bytes
@@ -32,7 +32,8 @@ def packed(
     """The answer to requests of so many rows that get these outputs and parameters."""
     tensors, raws = [], []
     for name, datatype, array in outputs:
-        raw = raw_bytes(array)
+        small = array.nbytes <= COPIED and not array.dtype.hasobject
+        raw: Any = array.tobytes() if small else raw_bytes(array)
         tensors.append((name, datatype, array.shape, len(raw)))
         raws.append(raw)
     head = orjson.dumps((version, rows, parameters, tensors))

@@ -106,10 +106,10 @@ class CachedVersion:
         self.redis = redis
         self.flights: dict[bytes, Flight] = {}
         self._keys = keys
-        self._answers = answers
+        self.answers = answers
         self.heads = AnswerHeads()
         self._found = _FoundCalls()
-        self._closed = False
+        self.closed = False
 
     def stage(self, parts: CachedParts, submit: Submit) -> Submit:
         """Implements `headrace.engine.caching.VersionCache.stage`."""
@@ -118,7 +118,7 @@ class CachedVersion:
 
     def close(self) -> None:
         """Implements `headrace.engine.caching.VersionCache.close`; drops a few at a time."""
-        self._closed = True
+        self.closed = True
         self._drop()
 
     def renew(self) -> None:
@@ -126,18 +126,13 @@ class CachedVersion:
         self._keys.renew()
         self._drop()
 
-    def keep(self, key: bytes, answer: bytes) -> None:
-        """Keep an answer in memory, unless the version has ended meanwhile."""
-        if not self._closed:
-            self._answers.put(key, answer)
-
     def begin(self, submit: Submit, call: Call, begun: int, key: bytes) -> None:
         """Answer a call with this key, or let it fly; raises `ServerError`.
 
         `begun` is the time when its key began to be computed.
         """
         call.arrived = call.began = begun
-        answer = self._answers.get(key)
+        answer = self.answers.get(key)
         if answer is not None:
             self._found.add(call, answer, self)
             return
@@ -149,7 +144,7 @@ class CachedVersion:
             Flight(self, submit, key, shared).begin(call)
 
     def _drop(self) -> None:
-        if self._answers.drop(self._keys.prefix, _AT_ONCE):
+        if self.answers.drop(self._keys.prefix, _AT_ONCE):
             self.parts.clock.soon(self._drop)
 
     def _look(self, submit: Submit, call: Call) -> None:
@@ -283,7 +278,10 @@ class Flight(Owner):
             self._work = redis.get(self._key, self._looked_up)
         else:
             try:
-                self._start(call)
+                self._looked = self._parts.clock.now() - call.arrived
+                run = _SharedRun(self, call)
+                self._submit(run)
+                self._run = run
             except BaseException:
                 self._end()
                 raise
@@ -341,7 +339,10 @@ class Flight(Owner):
             if joined:
                 self._note(call, batch.started)
             if call.stages is None:
-                _deliver(call, call.respond_from, batch)
+                try:  # as `_deliver`, which would be one more Python call of each miss
+                    call.respond_from(batch)
+                except Exception:
+                    _fail(call)
             else:
                 _deliver(call, call.pass_response, batch.response(call), True)
 
@@ -372,7 +373,8 @@ class Flight(Owner):
         """Pass on the answer that Redis has, or run the model."""
         self._work = None
         if answer is not None:
-            self._cache.keep(self._key, answer)
+            if not self._cache.closed:
+                self._cache.answers.put(self._key, answer)
             now = self._parts.clock.now()
             found = FoundAnswer(answer, self._cache.heads.of(answer), next(iter(self.calls)), now)
             for call, _ in self._end():
@@ -380,7 +382,11 @@ class Flight(Owner):
                 self._parts.statistics.cache_hit(call.arrived, call.arrived, now)
         else:
             try:
-                self._start(next(iter(self.calls)))
+                first = next(iter(self.calls))
+                self._looked = self._parts.clock.now() - first.arrived
+                run = _SharedRun(self, first)
+                self._submit(run)
+                self._run = run
             except ServerError as error:
                 for call, _ in self._end():
                     _deliver(call, call.pass_refusal, error)
@@ -410,16 +416,10 @@ class Flight(Owner):
 
     # --- steps
 
-    def _start(self, call: Call) -> None:
-        """Run the model for the calls; raises `ServerError`."""
-        self._looked = self._parts.clock.now() - call.arrived
-        run = _SharedRun(self, call)
-        self._submit(run)
-        self._run = run
-
     def _keep(self, answer: bytes) -> None:
         begun = self._parts.clock.now()
-        self._cache.keep(self._key, answer)
+        if not self._cache.closed:
+            self._cache.answers.put(self._key, answer)
         if (redis := self._cache.redis) is not None:
             redis.put(self._key, answer)
         now = self._parts.clock.now()
@@ -505,6 +505,11 @@ def _deliver(call: Call, answer: Callable[..., None], *given: Any) -> None:
     try:
         answer(*given)
     except Exception:
-        log.exception("bug while answering a request")
-        with suppress(Exception):
-            call.pass_end(ExecutionFailed(INTERNAL_TEXT))
+        _fail(call)
+
+
+def _fail(call: Call) -> None:
+    """End a call after a bug in its answer, which is being handled."""
+    log.exception("bug while answering a request")
+    with suppress(Exception):
+        call.pass_end(ExecutionFailed(INTERNAL_TEXT))
