@@ -222,7 +222,9 @@ def test_an_idle_sequence_is_forgotten(server: ServerProcess, caller: Client) ->
 
 
 @pytest.mark.parametrize("model", ["direct", "oldest"])
-def test_a_sequence_is_lost_with_its_worker(caller: Client, model: str) -> None:
+def test_a_sequence_is_lost_with_its_worker(
+    server: ServerProcess, caller: Client, model: str
+) -> None:
     """Sequences on the other worker notice nothing."""
     for id in (1, 2, 3):
         assert add(caller, model, id, id, "s") == id
@@ -240,6 +242,9 @@ def test_a_sequence_is_lost_with_its_worker(caller: Client, model: str) -> None:
     assert add(caller, model, 9, 1, "s") == 9
     assert add(caller, model, 1, 1, "e") == 10
     assert add(caller, model, 3, 2, "e") == 10
+    running = "headrace_workers_running"
+    with Scraper(server.metrics) as scraper:  # other tests need both
+        until(lambda: scraper.now().value(running, model=model) == 2, "the worker to be back")
 
 
 def test_tensors_that_clients_see(caller: Client) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from headrace.core.call import Call, InferResponse, Stage, Timing
+from headrace.core.call import Call, InferResponse, Stage, Stages, Timing
 from headrace.core.errors import ExecutionFailed, InvalidRequest, QueueFull, ServerError
+from headrace.core.tensors import Tensor
 
 Log = list[Any]
 Done = Callable[[Exception | None], None]
@@ -121,6 +122,57 @@ def test_transforms_run_in_reverse_order() -> None:
     call.pass_response(response("late"), True)
     call.pass_end(ExecutionFailed("late"))
     assert log == []
+
+
+class Passive(Stage):
+    """A stage that records the end of the call."""
+
+    passive = True
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+
+    def over(self, call: Call) -> None:
+        self.log.append("over")
+
+
+class Batch:
+    """A computed batch, whose response is taken from it as a whole, or made for a stage."""
+
+    rows, version, started, compute_ns, gather_ns = 1, "1", 0, 0, 0
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.calls: list[Call] = []
+        self.tensors: list[Tensor] = []
+        self.encoded: dict[object, Any] = {}
+
+    def response(self, call: Call) -> InferResponse:
+        self.log.append("made")
+        return response("a")
+
+
+class Whole(Asked):
+    """A call that takes its response from a batch."""
+
+    def respond_from(self, batch: object) -> None:
+        self.log.append("taken")
+
+
+@pytest.mark.parametrize(("others", "expected"), [
+    (False, ["taken", "over"]),
+    (True, ["made", "noted", ("response", "a", True), "noted passed", "over", "noted over"]),
+])  # fmt: skip
+def test_passive_stages_do_not_see_responses(others: bool, expected: Log) -> None:
+    log: Log = []
+    call = Whole(log)
+    stages = call.stages = Stages()
+    if others:
+        stages.add(Noted("noted", log))
+    stages.add(Passive(log))
+    for _ in range(2):
+        stages.respond_from(call, Batch(log))
+    assert log == [*expected, "made"]  # and dropped, since the call has ended
 
 
 def test_later_responses_wait_for_a_slow_transform() -> None:

@@ -1,5 +1,7 @@
 """Requests for one instance, beside those that any may run."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +70,45 @@ def test_requests_of_an_instance_that_goes_are_refused() -> None:
     bench.finish_all()
     assert (begun.values, stays.values) == ([2], [2])
     assert (first.closed, bench.batcher.busy) == (True, False)
+
+
+def test_requests_of_an_instance_are_refused() -> None:
+    """Requests that it has begun go on, and those of other instances."""
+    bench = Bench(instances=2)
+    first, second = bench.instances
+    begun = bench.submit("a", target=first)
+    bench.clock.settle()
+    waits, stays = bench.submit("b", target=first), bench.submit("c", target=second)
+    error = ModelNotReady("its state is gone")
+    for _ in range(2):
+        bench.batcher.refuse(first, error)
+    assert waits.errors == [error]
+    bench.finish_all()
+    assert (begun.values, stays.values, bench.batcher.busy) == ([2], [2], False)
+
+
+def test_no_batch_of_a_stateful_model_is_run_twice() -> None:
+    bench = Bench(shape=replace(signature(8), stateful=True))
+    [instance] = bench.instances
+    calls = [bench.submit(name, value, target=instance) for name, value in
+             (("a", 1), ("b", POISON), ("c", 3))]  # fmt: skip
+    bench.finish_all()
+    assert instance.runs == [["a", "b", "c"]]
+    assert [len(call.errors) for call in calls] == [1, 1, 1]
+
+
+def test_a_batch_for_a_target_waits_for_as_many_requests_as_the_last_one() -> None:
+    """For one tick, in which clients send what they are going to send."""
+    bench = Bench(shape=signature(8))
+    [instance] = bench.instances
+    for name in "abc":
+        bench.submit(name, target=instance)
+    bench.finish_all()
+    bench.submit("d", target=instance)
+    bench.clock.tick()
+    bench.submit("e", target=instance)
+    bench.finish_all()
+    assert instance.runs == [["a", "b", "c"], ["d", "e"]]
 
 
 def test_a_batcher_is_not_drained_while_a_target_has_requests() -> None:

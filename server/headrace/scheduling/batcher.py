@@ -692,6 +692,8 @@ class Batcher:
         """Give queued requests to idle instances; runs at the end of the event loop's tick."""
         line, queue = self._line, self._queue
         waiting = queue.waiting + len(self._joined)
+        if self._lines:
+            waiting += sum([each.queue.waiting for each in self._lines.values()])
         if 0 < waiting < self._together and not line.retries:
             # Fewer calls than ran together last time: what their clients have sent meanwhile costs
             # less in this batch, a turn later, than in one of its own.
