@@ -274,6 +274,36 @@ def test_a_change_that_fits_serves(client: Client, explicit: tuple[Path, ServerP
     assert ask(client, "above") == 15
 
 
+def test_a_changed_ensemble(client: Client, explicit: tuple[Path, ServerProcess]) -> None:
+    client.load("above")
+    write_ensemble(explicit[0], "good", chain("two", "two"))
+    client.load("good")
+    assert ask(client, "above") == 20
+    client.unload("one")  # which it does not run any more
+    assert ready(client) == {"above", "good", "two"}
+    write_ensemble(explicit[0], "good", chain("two", "wide"))
+    with pytest.raises(InvalidRequest, match=r"the shape \[-1,4\]"):
+        client.load("good")
+    assert ask(client, "above") == 20
+    write_ensemble(explicit[0], "good", chain("one", "two"))
+
+
+def test_a_model_and_its_ensemble_change_together(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    write_ensemble(tmp_path, "good", chain("one"))
+    options = ("--model-control-mode=poll", "--repository-poll-secs=1")
+    with clean_server(tmp_path, options=options) as server, GrpcClient(server.grpc) as client:
+        assert ask(client, "good") == 1
+        write_model(tmp_path, "one", add_sub(Datatype.FP32, 1), ROWS)
+        server.await_logged("model 'good', which runs it, would not go with it")
+        assert ask(client, "good") == 1
+        both = {"INPUT0": "x", "INPUT1": "x"}
+        write_ensemble(tmp_path, "good", ensemble(X, Y, step("one", both, {"OUTPUT0": "y"})))
+        until(lambda: "INPUT1" in str(client.model_config("good")), "both to be changed")
+        answer = client.infer("good", {"x": np.ones((1, 1), np.float32)})
+        assert answer["y"].tolist() == [[2]]
+
+
 @pytest.mark.parametrize("change", ["shape", "batching"])
 def test_a_change_that_does_not_fit_is_refused(
     client: Client, explicit: tuple[Path, ServerProcess], change: str

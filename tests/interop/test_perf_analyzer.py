@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract import graphs
 from tests.interop.conftest import Served
+from tests.models.ensembles import ensemble, step, write_ensemble
+from tests.models.onnx_graphs import write_model
+from tests.support.server_process import clean_server
 
 pytestmark = pytest.mark.slow
 
@@ -117,3 +121,18 @@ def test_defaults(program: str, served: Served, protocol: str) -> None:
     assert len(windows) >= 3, printed
     assert all(float(throughput) > 0 for throughput in windows), printed
     assert status == 0 or "Failed to obtain stable measurement" in printed, printed
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_an_ensemble(program: str, tmp_path: Path, protocol: str) -> None:
+    x, y = (("x", "FP32", "1"),), (("y", "FP32", "1"),)
+    write_model(tmp_path, "plus", graphs.add_constant(1), "max_batch_size: 8")
+    first = step("plus", {"INPUT0": "x"}, {"OUTPUT0": "m"})
+    second = step("plus", {"INPUT0": "m"}, {"OUTPUT0": "y"})
+    write_ensemble(tmp_path, "pair", ensemble(x, y, first, second))
+    with clean_server(tmp_path) as server:
+        address = server.http if protocol == "http" else server.grpc
+        printed = measure(program, "-m", "pair", "-i", protocol, "-u", address, *_SHORT)
+    # It reads the configuration, and reports the statistics of the steps' models.
+    assert "Composing models:" in printed
+    assert re.search(r"plus, version: \S+", printed)

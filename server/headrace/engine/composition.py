@@ -40,7 +40,7 @@ class Composition:
     def __init__(
         self,
         models: Mapping[str, Model],
-        load: Callable[[ModelSource], object],
+        load: Callable[[ModelSource], Awaitable[object]],
         unload: Callable[[str, str], object],
     ) -> None:
         """`load` starts a load, `unload` unloads a model for a reason."""
@@ -52,6 +52,9 @@ class Composition:
         self._users: dict[str, Opened] = {}
         self._waiting: dict[str, Opened] = {}
         self._loading: dict[str, Opened] = {}  # to be in `_users` once they serve
+        self._refused: dict[
+            str, ModelSource
+        ] = {}  # changes that some that run the model objected to
         self._fetched: set[str] = set()  # loaded for others, and by no command
 
     async def completed(self, opened: Opened) -> Opened:
@@ -68,15 +71,23 @@ class Composition:
                 if way := self._way(name, user):
                     raise LoadFailed(f"model '{user}' runs itself: {' -> '.join([user, *way])}")
             await asyncio.gather(*(self._bring(name, user) for name in names))
-            self._waiting[user] = opened
             if problem := self._missing(opened):
                 raise LoadFailed(problem)
-            used = {one: self._signature(*one) for one in opened.uses}
-            found = self._loading[user] = with_signatures(opened, used)
-            del self._waiting[user]
+            try:
+                found = self._fitted(opened)
+            except RepositoryError:
+                again = [self._refused.pop(name) for name in names if name in self._refused]
+                if not again:
+                    raise
+                # They may have been changed for this one, which objects to nothing meanwhile.
+                await asyncio.gather(*map(self._load, again))
+                found = self._fitted(opened)
+            self._loading[user] = found
             return found
-        except BaseException:
+        except BaseException as error:
             self._loading.pop(user, None)
+            if isinstance(error, RepositoryError):
+                self._waiting[user] = opened  # for a change of one that it runs
             raise
 
     def objection(self, name: str, results: Results) -> str:
@@ -107,9 +118,14 @@ class Composition:
                 )
         return ""
 
+    def refuse(self, source: ModelSource) -> None:
+        """Keep a change that was objected to, for when those that run the model change, too."""
+        self._refused[source.name] = source
+
     def follow(self, model: Model) -> None:
         """Unload models that lack versions of this one, and load those that waited for it."""
         name = model.name
+        self._refused.pop(name, None)
         if model.unloaded:
             self._users.pop(name, None)
             self._waiting.pop(name, None)
@@ -174,6 +190,10 @@ class Composition:
             model = self._models.get(name)
             if model is None or model.source.problem:
                 raise LoadFailed(f"{lacks(user, (name, ''))}: {error}") from error
+
+    def _fitted(self, opened: Opened) -> Opened:
+        """The model with the present signatures of those that it runs; raises `RepositoryError`."""
+        return with_signatures(opened, {one: self._signature(*one) for one in opened.uses})
 
     def _missing(self, opened: Opened) -> str:
         """The model that a model runs and that is not there, in words; "" if all are."""

@@ -248,6 +248,7 @@ class Lifecycle(Loads):
         elif objection := self.composition.objection(model.name, results):
             log.error("failed to load %s: %s", model.name, objection, extra={"model": model.name})
             problem = self._abandon(model, {**results, min(results): objection})
+            self.composition.refuse(source)
         else:
             shrunk = [
                 model.versions[number] for number, result in results.items()
