@@ -278,4 +278,6 @@ def is_fault(error: ServerError, begun: bool) -> bool:
     or the number of their requests: invalid requests, queue timeouts, full queues, cancellations.
     """
     failed = isinstance(error, ExecutionFailed | Unknown | ModelNotReady)
+    if isinstance(error, SequenceLost):  # others go on to send requests of a lost sequence
+        return begun
     return failed or (begun and isinstance(error, Unavailable))

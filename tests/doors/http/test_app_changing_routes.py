@@ -8,7 +8,9 @@ from fastapi.routing import APIRoute
 
 from tests.doors.http.asgi import application, ask
 
-READING = {"/v2/repository/index", "/v2/repository/{repository}/index"}
+READING = {
+    "/v2/repository/index", "/v2/repository/{repository}/index", "/v1/models/{name}:predict",
+}  # fmt: skip
 SAFE = {"GET", "HEAD", "OPTIONS"}
 
 

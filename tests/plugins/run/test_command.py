@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -209,12 +210,19 @@ def test_a_run_killed_anywhere_continues_to_the_same_bytes(
         assert kills
 
 
+def reach(log: Path, process: subprocess.Popen[Any]) -> None:
+    """Wait for a part of a run, looking often: it takes a second."""
+    while not (log.exists() and log.stat().st_size > 20_000):
+        assert process.poll() is None
+        time.sleep(0.001)
+
+
 def test_runs_that_are_not_resumed(repository: Path, table: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     words = ["slow", table, out, "--model-repository", repository, "--columns=X=a,b"]
     with subprocess.Popen(command(*words)) as process:
         log = Path(f"{out}.run")
-        until(lambda: log.exists() and log.stat().st_size > 20_000, "a log")
+        reach(log, process)
         process.send_signal(signal.SIGSTOP)
         ended = run(*words, "--resume")
         assert (ended.status, "another process is writing it" in ended.err) == (2, True)
@@ -235,7 +243,7 @@ def test_a_server_that_restarts(repository: Path, table: Path, tmp_path: Path) -
     with ServerProcess(repository) as first:
         port = first.http.rpartition(":")[2]
         process = subprocess.Popen(command(*words, "--url", first.url), stdout=subprocess.PIPE)
-        until(lambda: log.exists() and log.stat().st_size > 20_000, "a log")
+        reach(log, process)
         first.stop(signal.SIGKILL)
     with ServerProcess(repository, options=[f"--http-port={port}"]):
         document, _ = process.communicate(timeout=120)
