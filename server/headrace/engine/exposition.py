@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # 20 ms and 4 MB, for the first scrape
     from prometheus_client.core import Exemplar, Metric, NativeHistogram
 
 _LAST = ("le", "quantile")  # labels after the others, which are sorted, as in Triton
-_HEADER = re.compile(rb"^# (?:HELP|TYPE) .*\n", re.MULTILINE)
+_HEADER = re.compile(rb"(?:# (?:HELP|TYPE) .*\n)*")
 _IN_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _IN_LABEL = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _PROTOBUF = "application/vnd.google.protobuf"
@@ -131,7 +131,14 @@ def _number(value: float) -> str:
 
 def _joined(parts: Sequence[bytes]) -> bytes:
     """The parts of a family below one header."""
-    return b"".join([parts[0], *(_HEADER.sub(b"", part) for part in parts[1:])])
+    samples = [memoryview(part)[_size_of_header(part) :] for part in parts[1:]]
+    return b"".join([parts[0], *samples])
+
+
+def _size_of_header(part: bytes) -> int:
+    """Bytes of the lines before the first sample: to search all of them took 80 ms."""
+    found = _HEADER.match(part)
+    return found.end() if found else 0
 
 
 # --- protobuf

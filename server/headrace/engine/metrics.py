@@ -270,7 +270,8 @@ async def scrape(
         if pieces.over:
             await pieces.begin()
     own = [[format.write(metric, plain)] for metric in process.collect()]
-    return b"".join([*map(format.join, [*texts.values(), *own]), format.end])
+    joined = await pieces.each([*texts.values(), *own], format.join)
+    return b"".join([*joined, format.end])
 
 
 # --- of versions
