@@ -15,6 +15,7 @@ import pytest
 from headrace.core.errors import ExecutionFailed, InvalidRequest
 from headrace.core.tensors import Array
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
+from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.support.client import Client, strings
@@ -66,6 +67,11 @@ COMPOSED = (
         input_map { key: "X" value: "X" } output_map { key: "RUN" value: "RUN" }
     } }"""
 )  # fmt: skip
+PAIR = ensemble(
+    (("X", "INT64", "1"),), (("RUN", "INT64", "1"), ("AGAIN", "INT64", "1")),
+    step("counting", {"X": "X"}, {"RUN": "RUN"}), step("counting", {"X": "RUN"}, {"RUN": "AGAIN"}),
+    rows=4,
+)  # fmt: skip
 CACHED = "response_cache { enable: true }\n"
 BUDGET = 16 << 20
 
@@ -77,6 +83,7 @@ def write_models(root: Path) -> None:
     write_model(root, "echo", identity(), CACHED)
     (root / "composed").mkdir()
     (root / "composed" / "config.pbtxt").write_text(f'platform: "ensemble"\n{CACHED}{COMPOSED}')
+    write_ensemble(root, "pair", PAIR)
 
 
 @dataclass
@@ -177,6 +184,19 @@ def test_a_request_may_opt_out(client: Client, fresh: Callable[[], Array]) -> No
         client.infer("counting", {"X": value}, parameters={"response_cache": 1})
 
 
+def test_the_steps_of_an_ensemble_opt_out_with_it(
+    cached: Cached, client: Client, fresh: Callable[[], Array]
+) -> None:
+    for model in ("composed", "pair"):
+        value = fresh()
+        names = ("RUN",) if model == "composed" else ("RUN", "AGAIN")
+        first, second = [
+            client.infer(model, {"X": value}, parameters={"response_cache": wanted})
+            for wanted in (True, False)
+        ]
+        assert all(second[name] > first[name] for name in names)
+
+
 def test_parameters_that_a_model_reads_make_another_request(
     client: Client, fresh: Callable[[], Array]
 ) -> None:
@@ -250,6 +270,7 @@ def test_a_changed_model_begins_without_answers(cached: Cached) -> None:
         assert client.infer("counting", {"X": value})["RUN"] == 2
         assert client.infer("composed", {"X": np.array([[9]])})["RUN"] == 3
         client.unload("composed")
+        client.unload("pair")
         client.unload("counting")
         client.unload("echo")
     with Scraper(cached.server.metrics) as scraper:

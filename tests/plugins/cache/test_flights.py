@@ -145,6 +145,19 @@ def test_a_failure_is_the_first_requests_own_and_is_not_kept() -> None:
     assert sum(bench.statistics.failures.values()) == 3
 
 
+def test_a_failure_of_the_run_of_a_cancelled_request_is_not_anothers() -> None:
+    bench = CacheBench()
+    first, second = bench.ask("a", POISON), bench.ask("b", POISON)
+    bench.clock.tick()
+    first.cancel()  # as at its deadline, for which an upstream may end the run as well
+    bench.instances[0].finish()
+    assert (first.errors, second.errors) == ([], [])
+    bench.finish_all()
+    assert bench.runs == [["a"], ["b"]]
+    assert len(second.errors) == 1
+    assert (bench.load.requests, bench.batcher.busy) == (0, False)
+
+
 def test_a_refused_run_refuses_its_request() -> None:
     limits = SchedulingPolicy(BatchPolicy(1), QueuePolicy(max_size=1))
     bench = CacheBench(limits)

@@ -4,7 +4,7 @@ A call whose answer is kept gets it at the end of the tick, as from a light mode
 a flight, which looks for the answer on Redis, if there is one, and then runs the model by a call of
 its own. Equal calls that come meanwhile join the flight; those with a priority or a timeout have
 flights of their own, since their wait would be another's. If the run fails, its error goes to the
-first call alone: the others pass on, each for itself, and nothing is kept. A flight that nobody
+call that it was for: the others pass on, each for itself, and nothing is kept. A flight that nobody
 waits for any more is cancelled.
 
 Owned by the event-loop thread. Invariant: a flight is in `CachedVersion.flights` from its beginning
@@ -59,7 +59,7 @@ class SharedCache:
         """Implements `ResponseCache.version`; without Redis, which knows no change, if composed."""
         redis = None if composed else self.redis
         keys = Keys(salt_of(model, content, redis is not None), model.signature)
-        made = CachedVersion(keys, self.answers, redis)
+        made = CachedVersion(keys, self.answers, redis, composed)
         if composed:
             self._composed.add(made)
         return made
@@ -102,8 +102,11 @@ class CachedVersion:
 
     parts: CachedParts  # set by `stage`
 
-    def __init__(self, keys: Keys, answers: KeptAnswers, redis: RedisAnswers | None) -> None:
+    def __init__(
+        self, keys: Keys, answers: KeptAnswers, redis: RedisAnswers | None, composed: bool
+    ) -> None:
         self.redis = redis
+        self._composed = composed
         self.flights: dict[bytes, Flight] = {}
         self._keys = keys
         self.answers = answers
@@ -154,6 +157,8 @@ class CachedVersion:
             submit(call)  # a model may know the sequence
             return
         if call.parameters and not _wants(call):
+            if self._composed:
+                call.parameters[OPT_OUT] = False  # nor from caches of its steps
             submit(call)
             return
         parts = self.parts
@@ -360,14 +365,17 @@ class Flight(Owner):
             partial(self._copied, response), uncharged, run.payer,
         )  # fmt: skip
 
-    def failed(self, error: ServerError) -> None:
-        """Fail the first call, and let the others pass on."""
-        run = self._run
-        (first, _), *others = self._end()
-        first.started = run is not None and run.started
-        _deliver(first, first.pass_end, error)
-        for call, _ in others:
-            _deliver(call, self._pass_on, call)
+    def failed(self, run: "_SharedRun", error: ServerError) -> None:
+        """Fail the call that the run was for, and let the others pass on.
+
+        Also if that has been cancelled: the failure may be that of its deadline.
+        """
+        for call, _ in self._end():
+            if call is run.asked:
+                call.started = run.started
+                _deliver(call, call.pass_end, error)
+            else:
+                _deliver(call, self._pass_on, call)
 
     def _looked_up(self, answer: bytes | None) -> None:
         """Pass on the answer that Redis has, or run the model."""
@@ -492,7 +500,7 @@ class _SharedRun(Call):
         self.flight.responded(response)
 
     def fail(self, error: ServerError) -> None:
-        self.flight.failed(error)
+        self.flight.failed(self, error)
 
 
 def _packed(response: InferResponse, run: Call) -> bytes:

@@ -125,8 +125,8 @@ class StepCall(Call):
     ) -> None:
         request, step = run.call, start.step
         super().__init__(
-            step.model, step.version, request.id, start.tensors, outputs, request.parameters,
-            options,
+            step.model, step.version, request.id, start.tensors, outputs,
+            dict(request.parameters), options,  # stages take theirs out of them
         )  # fmt: skip
         self.context = request.context
         self.run = run
