@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from headrace.core.call import Call
 from headrace.core.errors import ServerError
+from headrace.core.limits import ModelLoad
 from headrace.engine.caching import CachedParts
 from headrace.engine.fail_over import FailOver
 from headrace.engine.loading import Change, LoadedInstance, LoadedVersion
@@ -74,7 +75,7 @@ class RunningVersion:
             self.scheduler, schedulers = self.fail_over.tiers, list(self.fail_over.tiers)
         elif loaded.sequences is not None:
             self.own_sequences = loaded.sequences.start(
-                batcher, LoopClock(loop), statistics.request_failed
+                batcher, LoopClock(loop), self._account, statistics.request_failed
             )
             schedulers = [self.own_sequences]
         self._surroundings = [
@@ -209,9 +210,11 @@ class RunningVersion:
         deaths = (t.quarantine_deaths for t in traits if t.quarantine_deaths is not None)
         most = next(deaths, None)
         quarantine = None if most is None else Quarantine(loaded.given.model, most)
+        # Requests of sequences are counted where they wait: those that the batcher has, too.
+        load = self._account if loaded.sequences is None else ModelLoad()
         return Batcher(
             loaded.given, version, loaded.scheduling, clock, statistics, self._log_failure,
-            quarantine, self._account, alike,
+            quarantine, load, alike,
         )  # fmt: skip
 
     def _add(self, loaded: Iterable[LoadedInstance]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.core.call import Call
+from headrace.core.limits import ModelLoad
 from headrace.core.model_spec import TensorInfo
 from headrace.core.plugins import OptionalPart
 from headrace.observability.statistics import SequenceSeries
@@ -49,9 +50,12 @@ class SequencePlan(Protocol):
         """The policies of the batcher, given those for models without sequences."""
 
     def start(
-        self, batcher: Batcher, clock: Clock, failed: Callable[[str, int], None]
+        self, batcher: Batcher, clock: Clock, load: ModelLoad, failed: Callable[[str, int], None]
     ) -> SequenceScheduler:
-        """Make the scheduler; `failed` is `VersionStatistics.request_failed`."""
+        """Make the scheduler, which counts its requests as the model's `load`: `batcher` does not.
+
+        `failed` is `VersionStatistics.request_failed`.
+        """
 
 
 class Sequencing(Protocol):

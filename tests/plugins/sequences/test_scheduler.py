@@ -75,7 +75,8 @@ class World:
     ) -> None:
         self.clock = FakeClock()
         self.statistics = VersionStatistics()
-        self.load = Full()
+        self.load = Full()  # the batcher's
+        self.share = Full()
         self.given: list[list[list[int]]] = []  # x, start, ready and id of each row, by run
         self.reported: list[Exception] = []
         inputs = [("x", Datatype.INT64), ("start", Datatype.INT32), ("ready", Datatype.BOOL),
@@ -105,9 +106,9 @@ class World:
         )  # fmt: skip
         self.batcher = batcher
         failed = self.statistics.request_failed
-        self.sequences = plan.start(batcher, self.clock, failed)
+        self.sequences = plan.start(batcher, self.clock, self.share, failed)
         if any(delay):
-            self.sequences = LocalSequences(plan, batcher, self.clock, failed, *delay)
+            self.sequences = LocalSequences(plan, batcher, self.clock, self.share, failed, *delay)
         self.instances = [FakeInstance(self.clock, self.model) for _ in range(instances)]
         for instance in self.instances:
             self.sequences.add_instance(instance)
@@ -266,6 +267,26 @@ def test_a_start_that_is_refused_leaves_no_sequence() -> None:
     with pytest.raises(InvalidRequest, match="must specify the START flag"):
         world.send(2, 1)
     assert world.sequences.series.seated == 0
+
+
+def test_requests_count_as_the_models_from_their_arrival_to_their_end() -> None:
+    world = World(seats=1)
+    first, second, third, other = (
+        world.send(1, 1, "s"), world.send(2, 1), world.send(3, 1, "e"), world.send(4, 2, "se")
+    )  # fmt: skip
+    assert world.share.requests == 4
+    world.share.full = True
+    with pytest.raises(Overloaded):
+        world.send(5, 3, "s")
+    second.cancel()
+    assert world.share.requests == 3
+    world.run()  # those that wait are not refused later
+    assert (first.values, third.values, other.values) == ([2], [6], [8])
+    assert (world.share.requests, world.load.requests) == (0, 0)
+    world.share.full = False
+    with pytest.raises(InvalidRequest):
+        world.send(6, 3)
+    assert world.share.requests == 0
 
 
 def test_a_request_that_is_refused_does_not_end_its_sequence() -> None:

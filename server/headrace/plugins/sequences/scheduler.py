@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from headrace.core.call import Call, Done, InferResponse, Owner, Stage
 from headrace.core.errors import InvalidRequest, QueueTimeout, SequenceLost, ServerError, WorkerDied
+from headrace.core.limits import ModelLoad
 from headrace.core.tensors import Tensor
 from headrace.observability.statistics import SequenceSeries
 from headrace.placement.worker.conversation import Slot
@@ -67,10 +68,11 @@ class LocalSequencePlan:
         )
 
     def start(
-        self, batcher: Batcher, clock: Clock, failed: Callable[[str, int], None]
+        self, batcher: Batcher, clock: Clock, load: ModelLoad, failed: Callable[[str, int], None]
     ) -> "LocalSequences":
         """The scheduler of a version that is about to serve."""
-        return LocalSequences(self, batcher, clock, failed, _number(DELAY), _number(BACKLOG_DELAY))
+        delays = _number(DELAY), _number(BACKLOG_DELAY)
+        return LocalSequences(self, batcher, clock, load, failed, *delays)
 
 
 class LocalSequences:
@@ -81,10 +83,13 @@ class LocalSequences:
     """
 
     def __init__(
-        self, plan: LocalSequencePlan, batcher: Batcher, clock: Clock,
+        self, plan: LocalSequencePlan, batcher: Batcher, clock: Clock, load: ModelLoad,
         failed: Callable[[str, int], None], delay: int = 0, backlog_delay: int = 0,
     ) -> None:  # fmt: skip
         """`failed` is `VersionStatistics.request_failed`, for requests that waited here in vain.
+
+        All requests from here to their end are counted as `load`, which refuses them only here: one
+        that its sequence goes on behind is not refused later.
 
         The first requests run when there are `delay` of sequences with a seat, and `backlog_delay`
         of others.
@@ -95,6 +100,7 @@ class LocalSequences:
         self._plan = plan
         self._batcher = batcher
         self._clock = clock
+        self._load = load
         self._failed = failed
         self._turns: dict[Call, _CallTurn] = {}  # of the calls that the batcher has
         self._slots: dict[Instance, SlotInstance] = {}
@@ -131,10 +137,15 @@ class LocalSequences:
                 " correlation ID"
             )
         now = self._clock.now()
+        load = self._load
+        if load.requests >= load.free_requests or load.bytes >= load.free_bytes:
+            load.check(call.payer)
         turn = _CallTurn(self, call, now, start, end)
         decided = self.seats.arrive(id, turn, now)
         if decided and isinstance(decided[0], Refuse):
             raise self._error(turn, decided[0].why)
+        load.requests += 1
+        load.bytes += call.nbytes
         if not decided or self._delay:
             self._wait(turn)
             self._arm()
@@ -144,8 +155,14 @@ class LocalSequences:
             return
         call.enter(turn, lambda call: self._begin(turn))
 
+    def ended(self, turn: "_CallTurn") -> None:
+        """Count a request no more, which has ended in whatever way, and go on."""
+        self._load.requests -= 1
+        self._load.bytes -= turn.call.nbytes
+        self.over(turn)
+
     def over(self, turn: "_CallTurn") -> None:
-        """Go on after a request has ended, in whatever way."""
+        """Go on after a request has ended, unless the model has it still."""
         if turn.running:  # its client has gone
             return
         if turn.waits:
@@ -461,7 +478,7 @@ class _CallTurn(Turn, Stage, Owner):
 
     def over(self, call: Call) -> None:
         """Go on with the next request of the sequence."""
-        self._sequences.over(self)
+        self._sequences.ended(self)
 
 
 def _number(variable: str) -> int:
