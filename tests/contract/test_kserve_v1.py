@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.core.datatypes import Datatype
 from headrace.plugins.access.keys import new_key
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
-from tests.models.onnx_graphs import write_model
+from tests.models.onnx_graphs import identity, write_model
+from tests.models.python_models import tensors, write_python_model
 from tests.support.http_socket import RawAnswer, ask
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server, onnx_examples
@@ -123,16 +125,80 @@ def test_access_is_that_of_version_2(tmp_path: Path) -> None:
         f'''
         roles.scorer = {{ may = ["infer", "read"], models = ["simple"] }}
         keys.web = {{ hash = "{web.hash}", roles = ["scorer"] }}
+        [[quotas]]
+        of = ["address"]
+        requests_per_sec = 0.001
+        burst = 1
         '''
     )
     row = {"instances": [{"INPUT0": [1] * 16, "INPUT1": [2] * 16}]}
-    with clean_server(
-        onnx_examples(models), options=[f"--access={tmp_path}/access.toml"]
-    ) as server:
+    options = [
+        f"--access={tmp_path}/access.toml", f"--audit-log={tmp_path}/audit", "--audit-infer=1",
+        "--trusted-proxies=127.0.0.1",
+    ]  # fmt: skip
+    with clean_server(onnx_examples(models), options=options) as server:
         assert predict(server, "simple", row).status == 401
         assert ask(server.http, "GET", "/v1/models").status == 401
         key = {"Authorization": f"Bearer {web.key}"}
-        assert predict(server, "simple", row, **key).status == 200
+        named = {"X-Forwarded-For": "10.1.2.3"}
+        assert predict(server, "simple", row, **key, **named).status == 200
+        assert predict(server, "simple", row, **key, **named).status == 429
         assert predict(server, "digits", row, **key).status == 404
         assert ask(server.http, "GET", "/v1/models", b"", **key).document == {"models": ["simple"]}
         assert ask(server.http, "GET", "/v1/models/digits", b"", **key).status == 404
+    entries = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    told = [(e["model"], e["status"], e["address"]) for e in entries if "model" in e]
+    assert told == [("simple", "200", "10.1.2.3"), ("digits", "404", "127.0.0.1")]
+
+
+ASKED = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            told = [np.array([[str(request.parameters())]], object) for request in requests]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", each)]) for each in told]
+"""
+
+
+@pytest.mark.parametrize("carrier", FIRST_CARRIER)
+def test_headers_count_as_in_version_2(carrier: str, tmp_path: Path) -> None:
+    rules = """
+        max_batch_size: 8
+        version_policy { all {} }
+        parameters { key: "traffic" value { string_value:
+            '{"split": {"1": 50, "2": 50}, "sticky": {"header": "X-User"}}' } }
+    """
+    for number in (1, 2):
+        write_model(tmp_path, "sticky", graphs.add_constant(number), rules, version=number)
+    write_python_model(
+        tmp_path, "asked", ASKED,
+        "max_batch_size: 8\n" + tensors("input", ("X", "INT64", "1"))
+        + tensors("output", ("TOLD", "STRING", "1")),
+    )  # fmt: skip
+    options = ["--http-header-forward-pattern=^x-tell", *CARRIERS[carrier]]
+    with clean_server(tmp_path, options=options) as server:
+        found = []
+        for number in range(16):
+            user = {"X-User": f"user-{number}"}
+            one = predict(server, "sticky", {"instances": [0]}, **user).document["predictions"]
+            given = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [0]}
+            body = json.dumps({"inputs": [given]}).encode()
+            two = ask(server.http, "POST", "/v2/models/sticky/infer", body, **user).document
+            found.append((one[0][0], two["outputs"][0]["data"][0]))
+        assert set(found) == {(1.0, 1.0), (2.0, 2.0)}
+        told = predict(server, "asked", {"instances": [0]}, **{"X-Tell": "me"}).document
+        assert told == {"predictions": [['{"X-Tell": "me"}']]}
+        late = predict(server, "asked", {"instances": [0]}, **{"grpc-timeout": "x"})
+        assert (late.status, "grpc-timeout must be" in late.error) == (400, True)
+
+
+def test_large_answers_are_limited(tmp_path: Path) -> None:
+    write_model(tmp_path, "wide", identity(Datatype.FP32, ["n"]), "max_batch_size: 0")
+    with clean_server(tmp_path, options=["--max-response-bytes=100000"]) as server:
+        assert predict(server, "wide", {"instances": [0.125] * 10_000}).status == 200
+        for size in (20_000, 50_000):  # too large as JSON, and as it is
+            answer = predict(server, "wide", {"instances": [0.125] * size})
+            assert (answer.status, "--max-response-bytes" in answer.error) == (500, True)

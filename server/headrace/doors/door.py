@@ -50,8 +50,11 @@ DOORS: PluginGroup[Callable[[Engine], Door]] = PluginGroup("headrace.doors")
 class DoorCall(Call):
     """A call that is charged to an account, mostly its connection's, until it is over.
 
-    Subclasses have the door's name in capitals as `door`, and write responses and errors.
+    Subclasses have the door's name in capitals as `door`, and write responses and errors. `named`
+    is the client that a trusted proxy names, as in `Account.of`.
     """
+
+    named = ""
 
     def __init__(
         self, account: Account, answers: AnswerCounters, identity: Identity = NOBODY
@@ -86,7 +89,7 @@ class DoorCall(Call):
         try:
             identity = ANYONE if engine.access is None else self.identity
             check(identity, Permission.INFER, name, version)
-            self.account = self.account.of(identity, name)
+            self.account = self.account.of(identity, name, self.named)
             self.account.enter(nbytes)
             self.nbytes, self._entered = nbytes, True
             self.context = context_of(identity)

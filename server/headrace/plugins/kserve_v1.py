@@ -20,12 +20,13 @@ from headrace.api.operations import NAMED, Operation
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import InvalidRequest, ModelNotReady, NotFound, ServerError, Unsupported
 from headrace.core.identity import NO_PEER, Identity, Permission
+from headrace.core.limits import Payer
 from headrace.core.signature import Signature, TensorSpec, quoted
 from headrace.core.tensors import Buffer, Tensor
 from headrace.doors.door import DoorCall
 from headrace.doors.http.app import whole_body
-from headrace.doors.http.asgi import ACCOUNT, OPERATION, PEER
-from headrace.doors.http.head import values_in
+from headrace.doors.http.asgi import ACCOUNT, NAMES, OPERATION, PEER
+from headrace.doors.http.head import InferHead, head_of, told, values_in
 from headrace.doors.http.infer import watch_disconnect
 from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
@@ -45,10 +46,21 @@ class PredictCall(DoorCall):
 
     door = "HTTP"
 
-    def __init__(self, account: Account, identity: Identity) -> None:
+    def __init__(self, account: Account, identity: Identity, head: InferHead) -> None:
         super().__init__(account, _UNSHOWN, identity)
+        self.named = head.client
         self.response: InferResponse | None = None
         self.error: ServerError | None = None
+        self._head = head
+
+    @property
+    def payer(self) -> Payer:
+        """Implements `Call.payer`."""
+        return self.account
+
+    def header(self, name: str) -> str:
+        """Implements `Call.header`."""
+        return self._head.headers.get(name.encode("latin-1"), "")
 
     def write(self, response: InferResponse) -> None:
         """Implements `DoorCall.write`."""
@@ -78,8 +90,19 @@ def add_v1(app: FastAPI, engine: Engine, gate: Gate, operations: Sequence[Operat
     @app.post("/v1/models/{name}:predict", include_in_schema=False)
     async def predict(request: Request, name: str) -> Response:
         identity = enter(request, "ModelInfer")
-        check(identity, Permission.INFER, name)
-        account: Account = request.scope.get(ACCOUNT) or engine.admission
+        scope = request.scope
+        headers = scope["headers"]
+        try:
+            check(identity, Permission.INFER, name)
+        except ServerError as error:
+            peer = scope.get(PEER, NO_PEER)
+            gate.refuse(NAMED["ModelInfer"], error, values_in(headers), peer, name)
+            raise
+        found = told(gate.pattern, scope.get(NAMES) or headers)
+        head = head_of(engine, scope["path"], {"name": name}, headers, found)
+        if head.fault:
+            raise InvalidRequest(head.fault)
+        account: Account = scope.get(ACCOUNT) or engine.admission
         await engine.bring(name)
         target = engine.find(name)
         if target.decoupled:
@@ -100,7 +123,9 @@ def add_v1(app: FastAPI, engine: Engine, gate: Gate, operations: Sequence[Operat
                     account.count(-size)
             else:
                 call = decode_predict(signature, name, memoryview(body))
-        return await _answer(request, engine, PredictCall(account, identity), call, size)
+        call.parameters.update(head.told)
+        call.bound_wait(head.timeout)
+        return await _answer(request, engine, PredictCall(account, identity, head), call, size)
 
     @app.get("/v1/models/{name}", include_in_schema=False)
     async def model(request: Request, name: str) -> Response:
@@ -129,10 +154,17 @@ async def _answer(
         raise call.error
     if call.response is None:
         return Response(status_code=499)  # nobody reads it: the client has left
-    if sum(output.array.nbytes for output in call.response.outputs) > LARGE:
+    nbytes = call.response.nbytes
+    if nbytes <= LARGE:
+        return Response(encode_predictions(call.response), media_type=_JSON)
+    account, model = call.account, call.response.model_name
+    account.check_answer(model, nbytes)
+    account.grow_answer(nbytes, 0)
+    try:
         text = await asyncio.to_thread(encode_predictions, call.response)
-    else:
-        text = encode_predictions(call.response)
+    finally:
+        account.leave_answer(nbytes)
+    account.check_answer(model, len(text))
     return Response(text, media_type=_JSON)
 
 
