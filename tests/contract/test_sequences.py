@@ -1,6 +1,7 @@
 """Sequences of models of this server: each request finds the state of the one before."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
 from threading import Thread
@@ -22,6 +23,7 @@ from tests.models.sequence_models import (
 from tests.support.client import Answer, Client, Input, Parameter
 from tests.support.grpc_client import GrpcClient, infer_message, read_answer
 from tests.support.grpc_stream import Stream
+from tests.support.http_client import HttpClient
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
 
@@ -317,3 +319,23 @@ def test_counts_of_requests(server: ServerProcess, caller: Client) -> None:
             "six requests",
         )
         assert scraper.now().value("headrace_sequences", model="direct") == 0
+
+
+@pytest.mark.parametrize("exits", [False, True], ids=["unload", "exit"])
+def test_nothing_waits_for_idle_sequences_at_the_end(exits: bool, tmp_path: Path) -> None:
+    write_adder(tmp_path, "adder", "direct { }", rows=1, idle_us=3_600_000_000)
+    options = ("--model-control-mode=explicit", "--load-model=*")
+    with (
+        ServerProcess(tmp_path, options=options) as server,
+        HttpClient(server.url, binary=False) as client,
+        ThreadPoolExecutor() as threads,
+    ):
+        assert add(client, "adder", 1, 1, "s") == 1
+        waiting = threads.submit(add, client, "adder", 2, 2, "s")
+        with Scraper(server.metrics) as scraper:
+            scraper.until_queued("adder", 1)
+        if exits:
+            assert server.stop() == 0
+        else:
+            client.unload("adder")
+        assert waiting.result(60) == 2

@@ -77,6 +77,7 @@ class RunningVersion:
             self.own_sequences = loaded.sequences.start(
                 batcher, LoopClock(loop), self._account, statistics.request_failed
             )
+            regions.admission.watch_close(self.own_sequences.drain)
             schedulers = [self.own_sequences]
         self._surroundings = [
             Surroundings(
@@ -180,6 +181,8 @@ class RunningVersion:
         """Start draining: abandoned executions are ended after `grace` seconds, if possible."""
         for placement in self.placements.values():
             placement.leave(grace)
+        if self.own_sequences is not None:
+            self.own_sequences.drain()
 
     async def close(self) -> None:
         """Finish accepted requests, and free the model."""
@@ -191,6 +194,7 @@ class RunningVersion:
         if self.fail_over is not None:
             self.fail_over.stop_search()
         if self.own_sequences is not None:
+            self.regions.admission.unwatch_close(self.own_sequences.drain)
             self.own_sequences.close()
         self.scheduler.close()
         if self._gate is not None:

@@ -39,6 +39,9 @@ class SequenceScheduler(SequenceStage, InstanceScheduler, Protocol):
     def lose(self, holder: object) -> None:
         """End the sequences on an instance, by `Surroundings.lost`."""
 
+    def drain(self) -> None:
+        """Note that no request will come: those that wait need not wait for idle sequences."""
+
     def close(self) -> None:
         """Stop all timers."""
 

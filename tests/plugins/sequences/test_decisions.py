@@ -136,6 +136,18 @@ def test_decisions(events: Sequence[str]) -> None:
         assert world.do(event.strip()) == expected.strip(), event
 
 
+def test_idle_sequences_give_their_seats_to_the_backlog_at_the_end() -> None:
+    world = World()
+    for event in ("a 1 s", "b 2 s", "c 3 s", "d 4 s", "e 5 s", "a."):
+        assert world.do(event) in ("", "+a@A0", "+b@A1")
+    assert " ".join(map(shown, world.seats.drain())) == "+c@A0"
+    assert world.do("b.") == "+d@A1"
+    assert world.do("c.") == "+e@A0"
+    assert (world.do("d."), world.do("e.")) == ("", "")
+    assert world.do("d2 4 e") == "+d2@A1"  # that was under way
+    assert world.seats.ended[Ends.IDLE] == 3
+
+
 def test_the_time_of_the_next_decision() -> None:
     world = World(seats=1)
     times = []

@@ -139,6 +139,7 @@ class SequenceSeats:
         self._lost: OrderedDict[Id, int] = OrderedDict()  # since when, oldest first
         self._deadlines: list[tuple[int, int, LiveSequence]] = []  # of the backlog, a heap
         self._count = 0
+        self._draining = False
         self.restarted = 0
         self.ended = dict.fromkeys(Ends, 0)
 
@@ -271,6 +272,11 @@ class SequenceSeats:
                 self._drop(sequence, Ends.TIMEOUT)
         return decided
 
+    def drain(self) -> list[Decision]:
+        """Let idle sequences leave their seats to the backlog: no request will come any more."""
+        self._draining = True
+        return self._yielded()
+
     def waiting(self) -> list[Turn]:
         """End all sequences of the backlog; returns their requests, which the caller ends."""
         turns = [turn for sequence in self._backlog for turn in sequence.turns]
@@ -337,7 +343,14 @@ class SequenceSeats:
         if sequence.closed:
             return self._leave(sequence, Ends.END)
         self._idle[sequence] = now
-        return []
+        return self._yielded() if self._draining else []
+
+    def _yielded(self) -> list[Decision]:
+        """End as many idle sequences as the backlog needs seats."""
+        decided: list[Decision] = []
+        while self._backlog and self._idle:
+            decided += self._leave(next(iter(self._idle)), Ends.IDLE)
+        return decided
 
     def _leave(self, sequence: LiveSequence, how: Ends) -> list[Decision]:
         """End a sequence, and give its seat to the next one."""

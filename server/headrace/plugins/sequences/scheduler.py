@@ -178,6 +178,10 @@ class LocalSequences:
         """Count a request that never reaches the batcher."""
         self._failed(reason, self._clock.now() - turn.arrived)
 
+    def drain(self) -> None:
+        """Implements `SequenceScheduler.drain`."""
+        self._act(self.seats.drain())
+
     def close(self) -> None:
         """Stop looking at idle sequences."""
         if self._timer is not None:
