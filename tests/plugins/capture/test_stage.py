@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.core.call import NO_CONTEXT, Call, InferResponse, Timing
+from headrace.core.call import NO_CONTEXT, Call, CallOptions, InferResponse, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.tensors import Tensor
@@ -84,6 +84,22 @@ def test_payloads_are_copied() -> None:
     assert call.duration_ns > 0
     assert world.capture.captured == 1
     assert world.capture.lost == {"queue": 0, "unwritten": 0}
+
+
+def test_requests_of_sequences_tell_them_and_are_chosen_by_them() -> None:
+    world = World(rate=2, key="parameter:sequence_id")
+    for id in range(1, 33):
+        for end in (False, True):
+            door = Door(user=7)
+            door.options = CallOptions(sequence_id=id, sequence_start=not end, sequence_end=end)
+            world.run(door)
+    found = [call.parameters for call in world.calls()]
+    ids = [one["sequence_id"] for one in found[::2]]
+    assert 4 < len(ids) < 28
+    assert found == [
+        {"user": 7, "sequence_id": id, flag: True}
+        for id in ids for flag in ("sequence_start", "sequence_end")
+    ]  # fmt: skip
 
 
 def test_failures_disconnects_and_several_responses() -> None:

@@ -19,6 +19,7 @@ from headrace.observability.traces import size_within
 from headrace.observability.writing import WritingThread
 from headrace.plugins.capture.records import OMITTED, REDACTED, CapturedCall, CapturedTensor
 from headrace.protocol.status import STATUS
+from headrace.scheduling.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START
 
 _CLOSE_SECS = 5.0
 _PARAMETER = "parameter:"  # before a pattern of --capture-redact
@@ -66,14 +67,15 @@ class PayloadCapture:
             if not call.door:  # of another model
                 submit(call)
                 return
-            key = self._key(call)
+            parameters = _parameters(call)
+            key = self._key(call, parameters)
             digest = b"" if key is None else blake2b(key.encode("utf-8", "replace")).digest()[:8]
             if not self._chosen(digest):
                 submit(call)
                 return
             found = CapturedCall(
                 model, version, call.id, call.door.lower(), time_ns(), digest.hex(),
-                self._redaction.of_parameters(call.parameters), [],
+                self._redaction.of_parameters(parameters), [],
             )  # fmt: skip
             captured = CapturedStage(self, found)
             captured.keep(found.inputs, model, list(call.inputs.values()))
@@ -104,18 +106,31 @@ class PayloadCapture:
         self.captured += 1
         self._thread.put(call)
 
-    def _key(self, call: Call) -> str | None:
+    def _key(self, call: Call, parameters: Mapping[str, object]) -> str | None:
         """The value of the sampling key, "" if a call has none; None without a key."""
         if self._kind == "header":
             return call.header(self._name)
         if self._kind == "parameter":
-            return str(call.parameters.get(self._name, ""))
+            return str(parameters.get(self._name, ""))
         return call.id if self._kind == "id" else None
 
     def _chosen(self, digest: bytes) -> bool:
         if digest:
             return int.from_bytes(digest, "big") < self._below
         return random.random() * self._rate < 1
+
+
+def _parameters(call: Call) -> Mapping[str, object]:
+    """The parameters of a call, with those of a sequence: its answer depends on them, too."""
+    options = call.options
+    if not options.sequence_id:
+        return call.parameters
+    told: dict[str, object] = {**call.parameters, SEQUENCE_ID: options.sequence_id}
+    if options.sequence_start:
+        told[SEQUENCE_START] = True
+    if options.sequence_end:
+        told[SEQUENCE_END] = True
+    return told
 
 
 class CapturedStage(Stage):
