@@ -355,6 +355,17 @@ async def test_keys_from_parameters_and_sequences(tmp_path: Path, key: str) -> N
         assert world.engine.traffic.headers == {}
 
 
+@pytest.mark.parametrize("sticky", [{}, {"sticky": {"header": "User"}}], ids=["even", "keyed"])
+async def test_the_requests_of_a_sequence_get_the_same_version(
+    tmp_path: Path, sticky: dict[str, Any]
+) -> None:
+    async with serving(tmp_path, {"split": {"1": 50, "2": 50}, **sticky}) as world:
+        for id in range(1, 20):
+            sent = [world.send(sequence=id) for _ in range(4)]
+            assert len({(await call.future).model_version for call in sent}) == 1
+        assert set(await world.count(20)) == {1, 2}
+
+
 async def test_sticky_headers_are_announced(world: World) -> None:
     told: list[Any] = []
     traffic = world.engine.traffic

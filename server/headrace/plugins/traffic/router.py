@@ -301,6 +301,8 @@ class VersionRouter:
     def submit(self, call: Call) -> None:
         """Submit a call to one of the versions; raises `ServerError`."""
         key = self._key(call) if self._sticky is not None else ""
+        if not key and (id := call.options.sequence_id):  # its state is with one version
+            key = str(id)
         number = self._split.of(key) if key else self._split.at(self._points.next())
         chain, ledger = self._routes[number]
         call.pass_routed(chain)
