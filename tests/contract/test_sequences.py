@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
+from shutil import copytree
 from threading import Thread
 
 import numpy as np
@@ -339,3 +340,24 @@ def test_nothing_waits_for_idle_sequences_at_the_end(exits: bool, tmp_path: Path
         else:
             client.unload("adder")
         assert waiting.result(60) == 2
+
+
+def test_versions_share_sequences_and_a_shadow_gets_copies_of_them(tmp_path: Path) -> None:
+    rules = '{"split": {"1": 50, "2": 50}, "shadow": {"version": "3"}}'
+    more = f"""version_policy {{ all {{ }} }}
+        parameters {{ key: "traffic" value {{ string_value: '{rules}' }} }}
+    """
+    write_adder(tmp_path, "adder", "direct { }", more=more)
+    for version in "23":
+        copytree(tmp_path / "adder" / "1", tmp_path / "adder" / version)
+    with (
+        ServerProcess(tmp_path) as server, Scraper(server.metrics) as scraper,
+        HttpClient(server.url, binary=False) as client,
+    ):  # fmt: skip
+        for id in range(1, 9):
+            assert [add(client, "adder", 1, id, flags) for flags in ("s", "", "e")] == [1, 2, 3]
+        copied = {"model": "adder", "version": "3", "outcome": "success"}
+        until(
+            lambda: scraper.now().value("headrace_shadow_requests_total", **copied) == 24,
+            "copies of all requests",
+        )

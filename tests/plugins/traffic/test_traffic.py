@@ -22,7 +22,12 @@ from headrace.engine.metrics import collected
 from headrace.engine.model import Model
 from headrace.engine.version_chain import VersionChain
 from headrace.plugins.traffic.control import ModelTraffic, TrafficControl, TrafficStage
-from headrace.plugins.traffic.router import ShadowCopies, ShadowLedger, VersionRouter
+from headrace.plugins.traffic.router import (
+    ShadowCopies,
+    ShadowedRequest,
+    ShadowLedger,
+    VersionRouter,
+)
 from headrace.plugins.traffic.rules import Shadow
 from headrace.repository.layout import ModelSource
 from tests.engine import worlds
@@ -471,7 +476,8 @@ async def test_requests_in_shared_memory_are_not_copied(tmp_path: Path) -> None:
         copies = ShadowCopies(
             world.engine.find_version("m", "3"), Shadow(3), world.shadow, world.admission
         )
-        copies.copy(Call("m", "", "", {"X": elsewhere("X", Datatype.FP32, (1, 1))}))
+        call = Call("m", "", "", {"X": elsewhere("X", Datatype.FP32, (1, 1))})
+        copies.copy(call, ShadowedRequest(call.inputs, (), call.options))
         assert world.shadow.dropped == 1
 
 

@@ -20,9 +20,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic_ns
+from typing import NamedTuple
 
 from headrace.core.bytes_array import BytesArray
-from headrace.core.call import Call, InferResponse
+from headrace.core.call import Call, CallOptions, InferResponse
 from headrace.core.errors import ServerError, is_fault
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor
@@ -108,6 +109,14 @@ class _Copy(Call):
         self.copies.forget(self)
 
 
+class ShadowedRequest(NamedTuple):
+    """Parts of a request as its client has sent it: the stages of a sequence add to them."""
+
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+    options: CallOptions
+
+
 class ShadowCopies:
     """Creates the copies for one version and counts their outcomes.
 
@@ -130,17 +139,17 @@ class ShadowCopies:
         self._nbytes = 0
         admission.watch_close(self.close)
 
-    def copy(self, request: Call) -> None:
-        """Copy a request that was just submitted, unless too busy."""
+    def copy(self, request: Call, asked: ShadowedRequest) -> None:
+        """Copy a request that was just submitted as `asked`, unless too busy."""
         if self._points.next() >= self._bound:
             return
-        tensors = list(request.inputs.values())
+        tensors = list(asked.inputs.values())
         nbytes = max(request.nbytes, sum([tensor.array.nbytes for tensor in tensors]))
         # The data of a placeholder is in shared memory, and was not fetched yet.
         if self._no_room(nbytes) or any(tensor.array.dtype.itemsize == 0 for tensor in tensors):
             self.ledger.dropped += 1
             return
-        copy = self._copied(request)
+        copy = self._copied(request, asked)
         self._under_way[copy] = nbytes
         self._nbytes += nbytes
         if not self._waiting:
@@ -179,15 +188,15 @@ class ShadowCopies:
             or _tight(admission.bytes, admission.max_bytes)
         )
 
-    def _copied(self, request: Call) -> _Copy:
+    def _copied(self, request: Call, asked: ShadowedRequest) -> _Copy:
         copy = _Copy(
             request.model_name,
             self.version.name,
             request.id,
-            _read_only(request.inputs.values()),
-            request.outputs,
+            _read_only(asked.inputs.values()),
+            asked.outputs,
             dict(request.parameters),
-            request.options._replace(
+            asked.options._replace(
                 priority=self._priority, timeout=0, classes=None, shared=None, raw=None
             ),
             request.nbytes,
@@ -306,6 +315,7 @@ class VersionRouter:
         number = self._split.of(key) if key else self._split.at(self._points.next())
         chain, ledger = self._routes[number]
         call.pass_routed(chain)
+        asked = ShadowedRequest(call.inputs, call.outputs, call.options)
         try:
             chain.submit(call)
         except ServerError as error:
@@ -313,7 +323,7 @@ class VersionRouter:
             raise
         ledger.routed += 1
         if self._shadow is not None:
-            self._shadow.copy(call)
+            self._shadow.copy(call, asked)
 
     def close(self) -> None:
         """Make no more copies."""
