@@ -9,6 +9,7 @@ ROUTES = CONTROL | {
     ("get", "/v2"), ("get", "/v2/health/live"), ("get", "/v2/health/ready"),
     ("get", "/v2/models/stats"), ("get", "/v2/models/{name}"), ("get", "/v2/models/{name}/config"),
     ("get", "/v2/models/{name}/ready"), ("get", "/v2/models/{name}/stats"),
+    ("get", "/v2/models/{name}/explain"), ("get", "/v2/models/{name}/versions/{version}/explain"),
     ("get", "/v2/models/{name}/traffic"), ("get", "/v2/models/{name}/versions/{version}"),
     ("get", "/v2/models/{name}/versions/{version}/config"),
     ("get", "/v2/models/{name}/versions/{version}/ready"),

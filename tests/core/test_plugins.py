@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from headrace import build
+from headrace.api import handlers
 from headrace.cli import command, serve
 from headrace.cli.commands import certificates, completion, infer, models, status, stubs, top
 from headrace.cli.commands.stores import SIGN
@@ -37,6 +38,8 @@ from headrace.plugins.ensembles.backend import EnsembleBackend
 from headrace.plugins.ensembles.drawing import draw
 from headrace.plugins.environments import command as environments
 from headrace.plugins.environments.resolve import demanded
+from headrace.plugins.explain.command import EXPLAIN
+from headrace.plugins.explain.explaining import explain
 from headrace.plugins.flight.door import FlightDoor
 from headrace.plugins.following import Follower, Reloader
 from headrace.plugins.frontends.supervisor import Supervisor
@@ -110,7 +113,7 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
             models=models.MODELS, environments=environments.ENVIRONMENTS, triton=triton.TRITON,
             run=run.RUN, consume=CONSUME, certificates=certificates.CERTIFICATES, stubs=stubs.STUBS,
             completion=completion.COMPLETION, access=ACCESS,
-            activator=ACTIVATOR, replay=REPLAY,
+            activator=ACTIVATOR, replay=REPLAY, explain=EXPLAIN,
         ),
         *named(
             options.PROTOCOLS, v2=options.v2_protocol, tfserving=dialects.tfserving_protocol,
@@ -135,6 +138,7 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
         part(build.CAPTURE)(open_capture),
         part(build.CACHE)(response_cache),
         part(build.CUDA_MEMORY)(opener),
+        part(handlers.EXPLAIN)(explain),
         part(build.NVML)(Nvml),
         part(build.ON_REQUEST)(OnRequest),
         part(build.POLL)(Follower),

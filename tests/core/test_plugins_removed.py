@@ -153,9 +153,15 @@ def refuses_gpu_memory(server: ServerProcess) -> bool:
     return answer.status_code == 400 and "without its part 'cuda_memory'" in answer.text
 
 
+def explains_nothing(server: ServerProcess) -> bool:
+    answer = httpx.get(f"{server.url}/v2/models/simple/explain", verify=False)
+    return answer.status_code == 501 and "without its part 'explain'" in answer.text
+
+
 # A request that needs a plugin.
 REQUESTS: Mapping[str, Callable[[ServerProcess], bool]] = {
     "cuda_memory": refuses_gpu_memory,
+    "explain": explains_nothing,
     "kserve_v1": lambda server: (
         httpx.get(f"{server.url}/v1/models", verify=False).status_code == 404
     ),
@@ -217,6 +223,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
     "cache": ["test_response_cache"],
     "cuda_memory": ["test_shared_memory::test_cuda_without_a_gpu"],
     "dialects": ["test_remote_tfserving"],
+    "explain": ["test_explain"],
     "ensembles": ["test_ensembles", "test_ensembles_loading"],
     "flight": ["test_flight"],
     "frontends": ["test_unix_sockets", "test_logging::test_changes_take_effect_at_once[1"],

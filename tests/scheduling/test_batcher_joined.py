@@ -224,3 +224,11 @@ def test_one_of_the_calls_that_run_alone_fails(joined: Joined) -> None:
     assert [call.values for call in (calls[0], calls[2])] == [[2], [4]]
     assert "failed to execute" in str(calls[1].errors[0])
     assert joined.free() is True
+
+
+def test_batches_without_a_queue_are_logged(joined: Joined) -> None:
+    joined.batcher.logged()
+    joined.together(Joining("a", 1), Joining("b", 1, 2))
+    found, _ = joined.batcher.logged()
+    assert [[each.rows for each in batch.requests] for batch in found] == [[1], [1, 2]]
+    assert [batch.closed for batch in found] == [Closed.IDLE, Closed.IDLE]

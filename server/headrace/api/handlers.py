@@ -8,7 +8,7 @@ those messages, `json` answers instead. Both may be coroutines, and raise `Serve
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +21,7 @@ from headrace.api.audited import REQUEST_ID, AuditedRequest, is_changing
 from headrace.api.gate import check, elsewhere
 from headrace.api.messages import read_message, request_class
 from headrace.api.operations import OPERATIONS, Document, Operation, by_procedure, handed_on
-from headrace.core.errors import InvalidRequest, Unavailable, Unsupported
+from headrace.core.errors import InvalidRequest, LoadFailed, Unavailable, Unsupported
 from headrace.core.identity import (
     ANYONE,
     CHANGING,
@@ -31,6 +31,7 @@ from headrace.core.identity import (
     Permission,
 )
 from headrace.core.model_spec import LoadParameters
+from headrace.core.plugins import OptionalPart
 from headrace.core.tensors import Buffer
 from headrace.core.texts import shown
 from headrace.engine import documents
@@ -50,6 +51,7 @@ from headrace.protocol.parameters import (
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb import traffic_pb2
 
+EXPLAIN: OptionalPart[Callable[[ModelVersion], Awaitable[Document]]] = OptionalPart("explain")
 _LONG = 8 << 10  # bytes of a message from which on it is decoded on a thread
 
 Parts = Mapping[str, str]  # parameters of a path
@@ -202,6 +204,15 @@ async def _statistics_json(
 def _counters(version: ModelVersion) -> orjson.Fragment:
     # As text: the document of a thousand models takes longer to write than a piece of it may take.
     return orjson.Fragment(orjson.dumps(to_json(documents.statistics(version))))
+
+
+def _model_explain(engine: Engine, parts: Parts, body: Document) -> Awaitable[Document]:
+    version = engine.find_version(parts["name"], parts.get("version", ""))
+    try:
+        explain = EXPLAIN.load()
+    except LoadFailed as error:
+        raise Unsupported(str(error)) from None
+    return explain(version)
 
 
 async def _server_status(
@@ -469,6 +480,7 @@ HANDLERS: Mapping[str, Handler] = {
     "ModelMetadata": Handler(_model_metadata),
     "ModelConfig": Handler(_model_config, _model_config_json),
     "ModelStatistics": Handler(_statistics, _statistics_json, listing=True),
+    "ModelExplain": Handler(_without_procedure, _model_explain),
     "ServerStatus": Handler(_without_procedure, _server_status, listing=True),
     "RepositoryIndex": Handler(_index, _index_json, listing=True),
     "RepositoryModelLoad": Handler(_load, _load_json, _check_control, _read_load, _allow_control),

@@ -62,6 +62,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "access": "headrace.plugins.access.command:ACCESS",
         "activator": "headrace.plugins.activator.command:ACTIVATOR",
         "replay": "headrace.plugins.capture.command:REPLAY",
+        "explain": "headrace.plugins.explain.command:EXPLAIN",
     },
     "headrace.protocols": {
         "v2": "headrace.placement.upstream.options:v2_protocol",
@@ -102,6 +103,7 @@ PARTS: Mapping[str, str] = {
     "capture": "headrace.plugins.capture.opening:open_capture",
     "cache": "headrace.plugins.cache:response_cache",
     "cuda_memory": "headrace.plugins.cuda_memory:opener",
+    "explain": "headrace.plugins.explain.explaining:explain",
     "frontends": "headrace.plugins.frontends.supervisor:Supervisor",
     "functions": "headrace.plugins.functions:load",
     "graphs": "headrace.plugins.ensembles.drawing:draw",

@@ -20,6 +20,7 @@ from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.ragged import flattened, scattered
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, reshaped
 from headrace.core.tensors import Array, Tensor, TensorArray, brackets, concatenated, new_tensor
+from headrace.observability.statistics import Closed
 
 log = logging.getLogger(__name__)
 
@@ -120,11 +121,12 @@ class Batch:
     After the execution and `take`, `tensors` are the outputs of all rows, computed by `version`;
     each call gets those from its `first` row on. `encoded` is as in `Computed`. `again` is true
     if its calls have run before. From `free` on, in nanoseconds, an instance could have run it.
+    `closed` is the reason why it has no further calls, None if it was not formed from a queue.
     """
 
     __slots__ = (
-        "again", "calls", "compute_ns", "encoded", "free", "gather_ns", "names", "outputs", "rows",
-        "signature", "started", "tensors", "version",
+        "again", "calls", "closed", "compute_ns", "encoded", "free", "gather_ns", "names",
+        "outputs", "rows", "signature", "started", "tensors", "version",
     )  # fmt: skip
 
     version: str
@@ -135,12 +137,18 @@ class Batch:
     encoded: dict[object, Any]
 
     def __init__(
-        self, signature: Signature, calls: list[Call], again: bool = False, free: int = 0
+        self,
+        signature: Signature,
+        calls: list[Call],
+        again: bool = False,
+        free: int = 0,
+        closed: Closed | None = None,
     ) -> None:
         self.signature = signature
         self.calls = calls
         self.again = again
         self.free = free
+        self.closed = closed
         self.rows = calls[0].rows if len(calls) == 1 else sum([call.rows for call in calls])
         self.outputs, self.names = signature.outputs, signature.names
         for call in calls:

@@ -61,6 +61,7 @@ from headrace.scheduling.batch import (
     Part,
     Unanswered,
 )
+from headrace.scheduling.batch_log import BatchLog, LoggedBatch
 from headrace.scheduling.lending import JoinedCall, Lender, LentInstance, counts, taken
 from headrace.scheduling.overload import Overload
 from headrace.scheduling.policy import NO_POLICY, SchedulingPolicy
@@ -284,6 +285,7 @@ class Batcher:
             and policy.queue == NO_POLICY
         )
         self._gate: InstanceGate | None = None
+        self._log: BatchLog | None = None  # only while somebody asks for it
         self._alone_since = 0  # nanoseconds; 0 if the loop has had a turn since the last such call
         self._joined: list[JoinedCall] = []  # they run together at the end of the tick
 
@@ -300,6 +302,16 @@ class Batcher:
         if self._instances.busy and (self._lender is None or self._lender.in_use):
             return True
         return any(line.waits for line in self._lines.values())
+
+    def logged(self) -> tuple[list[LoggedBatch], int]:
+        """Its last batches, the oldest first, and for how many nanoseconds they have been logged.
+
+        The log begins with the first question, and ends some time after the last one.
+        """
+        now = self._now()
+        if self._log is None:
+            self._log = BatchLog(now)
+        return self._log.read(now), now - self._log.since
 
     def limit(self, gate: InstanceGate) -> None:
         """Form batches for instances that may pass a gate alone; before any is added."""
@@ -625,6 +637,13 @@ class Batcher:
             call.respond_from(batch)
         self._statistics.batch_succeeded(*counts(batch, outcome))
         self._closed[reason] += 1
+        if self._log is not None:
+            batch.closed = reason
+            self._log_batch(self._log, batch, outcome, self._now())
+
+    def _log_batch(self, log: BatchLog, batch: Batch, outcome: Outcome, ended: int) -> None:
+        if not log.add(batch, outcome, ended):
+            self._log = None
 
     def lend(self, call_soon: Callable[..., Any]) -> Lender | None:
         """Lend the idle instances to threads, until they are needed here; None if that is not
@@ -786,8 +805,9 @@ class Batcher:
     def _next_batch(self, line: _Line, now: int) -> Batch | None:
         """The batch to run now; None if there is nothing to run, or it may still grow."""
         queue, refused = line.queue, 0
+        reason: Closed | None
         while True:
-            again = False
+            again, reason = False, None
             if line.retries:
                 batch = line.retries.popleft()
                 calls, again = [call for call in batch.calls if not call.ended], batch.again
@@ -829,7 +849,7 @@ class Batcher:
                 self._together = len(calls)
                 if self._alike is not None and len(calls) > 1:
                     calls = self._divided(line, calls, again, self._alike)
-                return Batch(self._signature, calls, again, self._free_since)
+                return Batch(self._signature, calls, again, self._free_since, reason)
 
     def _in_time(self, calls: list[Call], now: int) -> list[Call]:
         """The calls that are not refused for their delay; those with a limit of their own stay."""
@@ -1006,6 +1026,8 @@ class Batcher:
                 arrived.append(call.arrived)
                 rows += call.rows
         ended = self._now()
+        if self._log is not None:
+            self._log_batch(self._log, batch, outcome, ended)
         self._release(alive)
         started, gathered, computed = outcome.started, outcome.gathered, outcome.computed
         counts = arrived, rows, batch.rows, started, gathered, computed, ended, batch.free

@@ -7,8 +7,8 @@ neither stretch nor shrink a delay.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
-from headrace.core.call import Call
 from headrace.observability.statistics import Closed
 from headrace.scheduling.overload import DelayBound
 
@@ -19,6 +19,26 @@ _LEAST_WAIT = 1_000_000
 # batches gain, about 70 ns per request.
 LOOK_AHEAD = 256
 _NOBODY, _ALONE = range(0), range(1)
+
+
+class WaitingRequest(Protocol):
+    """A queued request, as far as policies are concerned: a call, or the record of one."""
+
+    @property
+    def arrived(self) -> int:
+        """The moment when it was queued."""
+
+    @property
+    def rows(self) -> int:
+        """Its rows of a batch."""
+
+    @property
+    def key(self) -> object:
+        """The key that all requests of a batch share."""
+
+    @property
+    def deadline(self) -> int | None:
+        """The moment when its time in the queue expires, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +62,16 @@ class BatchPolicy:
     preferred: frozenset[int] = frozenset()
     keeps_deadlines: bool = False
 
-    def take(self, queue: Iterable[Call], now: int) -> tuple[Sequence[int], Closed, int | None]:
+    def take(
+        self, queue: Iterable[WaitingRequest], now: int
+    ) -> tuple[Sequence[int], Closed, int | None]:
         """The positions in `queue` of the requests to run now, and why the batch closed.
 
         If there are none, the third value is the time to ask again; None if only a new request can
         change the answer.
         """
         rows = count = best = oldest = passed = 0
-        first: Call | None = None
+        first: WaitingRequest | None = None
         picked: list[int] | None = None  # None until another shape is skipped
         full = False
         for request in queue:
@@ -104,7 +126,7 @@ class BatchPolicy:
         return _NOBODY, Closed.IDLE, ripe_at
 
 
-def _half_time(request: Call) -> int:
+def _half_time(request: WaitingRequest) -> int:
     assert request.deadline is not None
     return (request.arrived + request.deadline) // 2
 

@@ -517,6 +517,30 @@ _STATUS = {
     "bounds_seconds": _array(_NUMBER),
     "models": _array(_record(_MODEL_STATUS, *_MODEL_STATUS)),
 }  # fmt: skip
+_TIMES = {f"{part}_ns": _INT for part in ("queue", "gather", "run", "rest", "total")}
+_RESULT = {"batches": _INT, "rows_per_batch": _NUMBER, "mean_ns": _INT, "p99_ns": _INT}
+_BATCH = {"rows": _INT, "requests": _INT, "closed": _TEXT, **_TIMES}
+_OTHER_SETTINGS = {"change": {"type": "object"}, **_RESULT, "busy": _NUMBER}
+_COST = {"batches": _INT, "sizes": _INT, "fixed_ns": _INT, "row_ns": _INT, "error_ns": _INT}
+_CLOSED = {"type": "object", "additionalProperties": _INT}
+_EXPLAINED = {
+    "name": _TEXT, "version": _TEXT,
+    "settings": _record({
+        "max_batch_size": _INT, "preferred_batch_size": _array(_INT),
+        "max_queue_delay_microseconds": _INT, "instances": _INT,
+    }),
+    "since_load": _record({
+        "requests": _INT, "batches": _INT, "closed": _CLOSED, "request": _record(_TIMES),
+    }),
+    "logged_ns": _INT,
+    "logged": _record({
+        "requests": _INT, "closed": _CLOSED, "request": _record(_TIMES), **_RESULT,
+    }),
+    "cost": _record(_COST) | {"type": ["object", "null"]},
+    "last_batches": _array(_record(_BATCH, *_BATCH)),
+    "what_if": _array(_record(_OTHER_SETTINGS, *_OTHER_SETTINGS)),
+    "obstacle": _TEXT,
+}  # fmt: skip
 _PARTS = (
     ModelConfig.DESCRIPTOR,
     pb.SystemSharedMemoryStatusResponse.RegionStatus.DESCRIPTOR,
@@ -610,6 +634,7 @@ _OWN: dict[str, Schema] = {
             "log_format": {"enum": [*FORMATS, None]},
         }
     ),
+    "ModelExplainResponse": _record(_EXPLAINED, *_EXPLAINED),
     "ServerStatusResponse": _record(_STATUS, *_STATUS),
     "LogTailResponse": _record(
         {"kept": _SIZE, "records": _array(_TEXT)}, "kept", "records"

@@ -1,0 +1,190 @@
+"""The learned cost of a batch, and a replay of logged requests with other settings.
+
+Pure functions over the log of a scheduler. The replay is a simulation of instances that each run
+one batch at a time, for as long as the cost says: the policy of the scheduler forms the batches
+from the requests as they came. Requests keep their moments whatever the settings: clients that wait
+for an answer before they send again would send at other times.
+
+A scheduler forms a batch at the end of a turn of the event loop, with all that was read in it: so a
+request of the log is seen when its batch started, if an instance was free and there is no delay.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from math import ceil, sqrt
+from typing import Any, NamedTuple
+
+from headrace.scheduling.batch_log import LoggedBatch, LoggedRequest
+from headrace.scheduling.policy import BatchPolicy
+
+_DELAYS_US = 500, 2_000  # tried for a model without a delay
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCost:
+    """Nanoseconds of a batch: `fixed_ns + row_ns * rows`, with the root mean square of the errors.
+
+    Learned from `batches` of `sizes` different numbers of rows: with a single size, all is fixed.
+    """
+
+    fixed_ns: float
+    row_ns: float
+    error_ns: float
+    batches: int
+    sizes: int
+
+    def of(self, rows: int) -> int:
+        """The cost of a batch of so many rows."""
+        return round(self.fixed_ns + self.row_ns * rows)
+
+
+def learn_cost(batches: Sequence[tuple[int, int]]) -> BatchCost | None:
+    """The cost by least squares from rows and nanoseconds of batches; None without any.
+
+    Neither part is negative: what noise makes so is 0, and the other part fits best then.
+    """
+    count = len(batches)
+    if not count:
+        return None
+    mean_rows = sum(rows for rows, _ in batches) / count
+    mean_ns = sum(ns for _, ns in batches) / count
+    spread = sum((rows - mean_rows) ** 2 for rows, _ in batches)
+    slope = 0.0
+    if spread:
+        slope = sum((rows - mean_rows) * (ns - mean_ns) for rows, ns in batches) / spread
+    fixed, slope = mean_ns - max(slope, 0.0) * mean_rows, max(slope, 0.0)
+    if fixed < 0:
+        squares = sum(rows * rows for rows, _ in batches)
+        fixed, slope = 0.0, sum(rows * ns for rows, ns in batches) / squares
+    error = sqrt(sum((fixed + slope * rows - ns) ** 2 for rows, ns in batches) / count)
+    return BatchCost(fixed, slope, error, count, len({rows for rows, _ in batches}))
+
+
+class SeenRequest(NamedTuple):
+    """A request, and the moment from which on a batch may have it."""
+
+    seen: int
+    request: LoggedRequest
+
+
+def seen_requests(batches: Sequence[LoggedBatch], policy: BatchPolicy) -> list[SeenRequest]:
+    """The requests of batches that were formed with a policy, in the order of their arrival."""
+    found: list[SeenRequest] = []
+    for batch in sorted(batches, key=lambda one: one.started):
+        arrived = min(request.arrived for request in batch.requests)
+        at_once = batch.closed is not None and not policy.max_delay
+        turn = batch.started if at_once and batch.free <= arrived else 0
+        found += [SeenRequest(max(turn, each.arrived), each) for each in batch.requests]
+    found.sort(key=lambda each: each.request.arrived)
+    latest = 0
+    for at, (seen, request) in enumerate(found):  # none is seen before an earlier one
+        latest = max(latest, seen)
+        found[at] = SeenRequest(latest, request)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The batches of a replay: their rows, by the order of their start, and what came of them.
+
+    `latencies_ns` are from the arrival of each request to the end of its batch, `busy` is the share
+    of the time in which instances ran.
+    """
+
+    rows: list[int] = field(default_factory=list)
+    latencies_ns: list[int] = field(default_factory=list)
+    busy: float = 0.0
+
+
+def replay(
+    requests: Sequence[SeenRequest],
+    policy: BatchPolicy,
+    instances: int,
+    cost: Callable[[int], int],
+) -> Replayed:
+    """Run requests, in the order in which they are seen, as if a policy had formed the batches.
+
+    `cost` is the nanoseconds of a batch of so many rows. Precondition: no request has more rows
+    than the policy allows.
+    """
+    rows_run, latencies = list[int](), list[int]()
+    waiting: list[LoggedRequest] = []
+    running: list[int] = []  # ends of batches
+    spent = at = last = 0
+    ask_at: int | None = None
+    while True:
+        moments = [requests[at].seen] if at < len(requests) else []
+        moments += running[:1]
+        if ask_at is not None:
+            moments.append(ask_at)
+        if not moments:
+            break
+        now = min(moments)
+        while at < len(requests) and requests[at].seen <= now:
+            waiting.append(requests[at].request)
+            at += 1
+        while running and running[0] <= now:
+            heappop(running)
+        ask_at = None
+        while waiting and len(running) < instances:
+            places, _, ask_at = policy.take(waiting, now)
+            if not places:
+                break
+            rows = sum(waiting[place].rows for place in places)
+            took = cost(rows)
+            last = max(last, now + took)
+            spent += took
+            rows_run.append(rows)
+            latencies += [now + took - waiting[place].arrived for place in places]
+            heappush(running, now + took)
+            if len(places) == places[-1] + 1:
+                del waiting[: len(places)]
+            else:
+                taken = set(places)
+                waiting = [one for place, one in enumerate(waiting) if place not in taken]
+    lasted = last - requests[0].seen if requests else 0
+    return Replayed(rows_run, latencies, spent / (lasted * instances) if lasted else 0.0)
+
+
+class Alternative(NamedTuple):
+    """Other settings: what they change, under the names of the configuration."""
+
+    change: dict[str, Any]
+    policy: BatchPolicy
+    instances: int
+
+
+def alternatives(
+    policy: BatchPolicy, instances: int, largest: int, sizes: int
+) -> Iterator[Alternative]:
+    """The present settings, and others: each changes one of size, delay and instances.
+
+    A preferred size that is the largest one follows it.
+    No batch is smaller than the `largest` request. If all batches have had one of `sizes` rows, the
+    cost of others is not known: nothing changes then, unless the model does not batch.
+    """
+    yield Alternative({}, policy, instances)
+    if policy.max_rows and sizes < 2:
+        return
+    rows, delay = policy.max_rows, policy.max_delay
+    for size in (rows // 2, rows * 2) if rows else ():
+        if size >= max(largest, 1):
+            preferred = {size if each == rows else each for each in policy.preferred}
+            fitting = frozenset(each for each in preferred if each <= size)
+            other = replace(policy, max_rows=size, preferred=fitting)
+            yield Alternative({"max_batch_size": size}, other, instances)
+    if rows:
+        for us in (0, delay // 2_000, delay // 500) if delay else _DELAYS_US:
+            if us * 1_000 != delay:
+                other = replace(policy, max_delay=us * 1_000)
+                yield Alternative({"max_queue_delay_microseconds": us}, other, instances)
+    for number in (instances - 1, instances + 1):
+        if number:
+            yield Alternative({"instances": number}, policy, number)
+
+
+def percentile(values: Sequence[int], share: float) -> int:
+    """The smallest value that at least such a share of them does not exceed; 0 without any."""
+    ordered = sorted(values)
+    return ordered[max(ceil(share * len(ordered)), 1) - 1] if ordered else 0
