@@ -3,16 +3,17 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from hashlib import sha256
 from inspect import signature
 from itertools import count
 from pathlib import Path
+from secrets import token_hex, token_urlsafe
 from typing import Protocol
 
 import numpy as np
 import pytest
 
 from headrace.core.tensors import Array
-from headrace.plugins.access.keys import new_key
 from tests.contract.proxied import PROXIES, TRITONS, impossible, write_proxies
 from tests.contract.repository import (
     write_busy_repository,
@@ -41,22 +42,22 @@ class Addressed(Protocol):
 
 
 # Servers with TLS know their clients by a key; who has none may only look at metrics.
-KEY = new_key()
+KEY = f"hrk_{token_hex(4)}_{token_urlsafe(32)}"
 IDENTITIES = f"""\
 roles.client.may = "*"
 roles.watcher.may = ["observe"]
 anonymous.roles = ["watcher"]
-keys.suite = {{ hash = "{KEY.hash}", roles = ["client"] }}
+keys.suite = {{ hash = "sha256:{sha256(KEY.encode()).hexdigest()}", roles = ["client"] }}
 """
 
 
 def _over_http(server: Addressed, binary: bool) -> HttpClient:
-    return HttpClient(server.url, binary, KEY.key if "http" in server.secure else "")
+    return HttpClient(server.url, binary, KEY if "http" in server.secure else "")
 
 
 def _over_grpc(server: Addressed) -> GrpcClient:
     if "grpc" in server.secure:
-        return GrpcClient(server.grpc, root=ROOT.read_bytes(), key=KEY.key)
+        return GrpcClient(server.grpc, root=ROOT.read_bytes(), key=KEY)
     return GrpcClient(server.grpc)
 
 

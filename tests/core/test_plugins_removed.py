@@ -217,7 +217,7 @@ def test_inboxes_are_a_door(tmp_path: Path) -> None:
 # The quick cases of the contract suite that need a plugin: those of files, or of tests. Front ends
 # are further carriers of many tests.
 OWN_CASES: Mapping[str, Sequence[str]] = {
-    "access": ["test_access", "test_access_file"],
+    "access": ["test_access", "test_access_file", "test_status"],
     "audit": ["test_audit"],
     "capture": ["test_capture"],
     "cache": ["test_response_cache"],
@@ -233,7 +233,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
     ],
     # Tests hold models on threads of the server's process.
     "in_process": [
-        "test_unix_sockets",
+        "test_unix_sockets", "test_ensembles",
         "test_deadlines", "test_grpc_stream", "test_in_process", "test_limits", "test_loose_models",
         "test_pings", "test_scheduling", "test_unchanged_models", "test_warmup",
         "test_generate::test_limits", "test_grpc_transport::test_a_deadline",
