@@ -183,6 +183,12 @@ FOUND: Mapping[str, Case] = {
         frame=1_024,
         explicit=True,
     ),
+    "many-dimensions": Case(
+        door="grpc",
+        operation="ModelStreamInfer",
+        changes=(Change("inputs.shape", "text", content=" ", amount=1_000_000),),
+        connections=17,
+    ),
     "waiting-loads": Case(
         door="grpc",
         operation="RepositoryModelLoad",

@@ -196,3 +196,14 @@ def test_long_data_is_checked_against_the_signature_first(raw: bool) -> None:
         found.request_long(0, signature, uncharged, 0)
     with pytest.raises(InvalidRequest, match="string"):
         found.request_long(0, None, uncharged, 0)
+
+
+def test_a_shape_has_a_bounded_size() -> None:
+    message = pb.ModelInferRequest(model_name="m")
+    message.inputs.add(name="x", datatype="FP32", shape=[2**40] * 64)
+    outline(message.SerializeToString())
+    check_fields(message.SerializeToString())
+    message.inputs.add(name="y", datatype="FP32", shape=[32] * 1_000_000)
+    for look in (outline, check_fields, InferReader().read):
+        with pytest.raises(InvalidRequest, match="the shape of an input takes 1000004 bytes"):
+            look(message.SerializeToString())

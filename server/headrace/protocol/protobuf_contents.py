@@ -27,6 +27,7 @@ _MOST_FIELDS = (
     f"a request may have {MAX_FIELDS} fields (inputs, raw_input_contents, outputs, parameters, and"
     " what inputs and outputs have of their own), got more"
 )
+_MAX_SHAPE = 1 << 10  # bytes; arrays have at most 64 dimensions, a dimension at most 10 bytes
 MAX_HEAD = 4 << 20  # bytes of a large message that are not the data of tensors
 # The field of typed contents for each datatype.
 CONTENTS: dict[Datatype, str] = {
@@ -48,7 +49,7 @@ _FIELDS = (
     "fp32_contents", "fp64_contents", "bytes_contents",
 )  # fmt: skip
 _INPUT, _OUTPUT, _RAW = 5, 6, 7  # field numbers of a message
-_CONTENTS = 5  # field number of an input
+_SHAPE, _CONTENTS = 3, 5  # field numbers of an input
 _BYTES = 2  # wire type: length-delimited
 _ELEMENTS = 10_000  # BYTES elements that are objects at a time
 _PIECE = 1 << 20  # bytes of packed numbers read per step
@@ -87,6 +88,7 @@ def outline(data: Buffer) -> Outline:
                 if inner == _CONTENTS and inner_begin:
                     spans.append((inner_begin, inner_stop))
                 else:
+                    _check_shape(inner, inner_stop - inner_start)
                     pieces.append(data[inner_start:inner_stop])
             size = sum(map(len, pieces))
             head += (b"\x2a", varint(size), *pieces)
@@ -110,8 +112,17 @@ def check_fields(data: Buffer) -> None:
     left = [MAX_FIELDS]
     for number, _, begin, stop in fields(data, 0, len(data), left):
         if begin and number in (_INPUT, _OUTPUT):
-            for _ in fields(data, begin, stop, left):
-                pass
+            for inner, start, _, end in fields(data, begin, stop, left):
+                if number == _INPUT:
+                    _check_shape(inner, end - start)
+
+
+def _check_shape(number: int, size: int) -> None:
+    """Raise `InvalidRequest` for a field of an input that is a shape with too many dimensions."""
+    if number == _SHAPE and size > _MAX_SHAPE:
+        raise InvalidRequest(
+            f"the shape of an input takes {size} bytes, at most {_MAX_SHAPE} are expected"
+        )
 
 
 def check_elements(data: Buffer, kind: Any, most: int) -> None:
