@@ -10,7 +10,6 @@ import pytest
 from tests.models.onnx_graphs import add_sub, write_model
 from tests.support.brokers import RedisProcess, started
 from tests.support.client import Client
-from tests.support.grpc_client import GrpcClient
 from tests.support.http_client import HttpClient
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess, clean_server
@@ -74,7 +73,7 @@ def test_servers_with_the_same_model_share_answers(redis: RedisProcess, tmp_path
         clean_server(one, options=options(redis, "ttl_secs=1000")) as first,
         clean_server(copy, options=[*options(redis), "--frontends=1"]) as second,
         HttpClient(first.url, binary=False) as client,
-        GrpcClient(second.grpc) as other,
+        HttpClient(second.url, binary=True) as other,
     ):
         assert ask(client, 3)[0, 0] == 6
         [key] = written(redis, 1)
