@@ -48,7 +48,7 @@ def ask(where):
         assert "closed" in str(error)
     else:
         raise AssertionError("open")
-    print(where, flush=True)
+    os.write(1, f"{where}\\n".encode())  # whole: several processes write
 
 def child(work):
     number = os.fork()
@@ -90,7 +90,7 @@ client = AsyncClient(sys.argv[1])
 
 async def ask(where):
     assert (await client.model("simple")(INPUT0=ones, INPUT1=ones))["OUTPUT0"].all()
-    print(where, flush=True)
+    os.write(1, f"{where}\\n".encode())  # whole: several processes write
 
 async def main():
     await ask("parent")
