@@ -55,7 +55,7 @@ class ResponseCache(Protocol):
         """Drop the answers of composed versions: other models may answer their steps now."""
 
     def families(self) -> Iterable[Sourced]:
-        """Its metrics."""
+        """The metrics of the cache."""
 
     async def close(self) -> None:
         """Close connections; no version is left by then."""

@@ -32,4 +32,4 @@ class RateLimiter(Protocol):
         """
 
     def families(self) -> Iterable[Sourced]:
-        """Its metrics."""
+        """The metrics of the limiter."""

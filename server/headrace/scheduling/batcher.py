@@ -304,7 +304,7 @@ class Batcher:
         return any(line.waits for line in self._lines.values())
 
     def logged(self) -> tuple[list[LoggedBatch], int]:
-        """Its last batches, the oldest first, and for how many nanoseconds they have been logged.
+        """The last batches, the oldest first, and for how many nanoseconds they have been logged.
 
         The log begins with the first question, and ends some time after the last one.
         """

@@ -30,7 +30,7 @@ class WaitingRequest(Protocol):
 
     @property
     def rows(self) -> int:
-        """Its rows of a batch."""
+        """The rows of a request in a batch."""
 
     @property
     def key(self) -> object:

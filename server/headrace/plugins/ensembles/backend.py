@@ -42,7 +42,7 @@ class EnsembleBackend(Backend):
         """Create the backend; the server has no options for ensembles."""
 
     def version_without_files(self, parameters: Mapping[str, str]) -> int:
-        """Its directory needs no version."""
+        """Version 1: the directory of an ensemble needs none."""
         return 1
 
     def execution_problems(

@@ -83,7 +83,7 @@ class Remote(Protocol):
 
     @property
     def address(self) -> str:
-        """Its address without secrets."""
+        """The address of the store, without secrets."""
         ...
 
     def models(self) -> Mapping[str, ModelState]:
