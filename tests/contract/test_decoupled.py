@@ -41,10 +41,8 @@ model_metrics { metric_control: [ {
 """
 _SIZE = 64 << 10  # bytes of a response of `flood`
 _READ = 8 << 20  # bytes of them that a slow client reads
-# Bytes queued for it, of the 512 MiB that the model has: buffers of the system and the client, and
-# on a busy machine what the model sends before it learns that it is to pause.
-_WAITING = 224 << 20
-_GROWN = 256 << 20  # bytes of further memory in all processes of the server
+_WAITING = 96 << 20  # bytes queued for it: buffers of the system and the client
+_GROWN = 160 << 20  # bytes of further memory in all processes of the server
 
 
 REMOTE_CARRIERS = [

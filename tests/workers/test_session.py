@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -103,6 +103,26 @@ def test_threads_get_their_replies_while_another_waits_for_a_batch() -> None:
         assert not main.done()
         server.send(FrameKind.EXECUTE, batch_struct(1, 0).pack(1, 0, 0, 0, 1, 1))
         main.result(30)
+
+
+def test_large_responses_wait_until_earlier_ones_were_received() -> None:
+    sent = list[int]()
+
+    def send(session: Session) -> None:
+        for number in range(64):
+            large = InferenceResponse([Tensor("y", np.zeros(1 << 20, np.uint8))])
+            session.respond(1, large, False, ["y"])
+            sent.append(number)
+
+    with connected() as (session, server), ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send, session)
+        assert not wait([sending], 0.2).done  # the socket itself has room for all of them
+        for received in range(64):
+            assert len(sent) - received <= 16
+            kind, _ = server.receive()
+            assert kind is FrameKind.RESPONSE
+        sending.result(30)
+    assert len(sent) == 64
 
 
 def test_waiting_threads_learn_of_the_servers_end() -> None:

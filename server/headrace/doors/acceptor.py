@@ -19,14 +19,12 @@ Connections of trusted proxies may begin with a header of the PROXY protocol, wh
 
 import asyncio
 import errno
-import fcntl
 import logging
 import os
 import select
 import socket
 import ssl
 import struct
-import termios
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,6 +34,7 @@ from weakref import WeakKeyDictionary
 
 from headrace.connections.endpoint import send_more
 from headrace.doors.listeners import QUEUE, refuse_connections, user_of
+from headrace.ipc.frame_socket import unread
 from headrace.protocol.proxies import InvalidProxyHeader, TrustedProxies, missing, read_header
 
 log = logging.getLogger(__name__)
@@ -451,5 +450,4 @@ def undelivered(transport: asyncio.WriteTransport) -> int:
     sock = transport.get_extra_info("socket")
     if sock is None or sock.fileno() < 0:
         return waiting
-    (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
-    return waiting + int(queued)
+    return waiting + unread(sock)

@@ -1,8 +1,11 @@
 """Sockets between the server's processes: frames in both directions, with open files."""
 
 import array
+import fcntl
 import os
 import socket
+import struct
+import termios
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,6 +21,7 @@ SPACE = socket.CMSG_SPACE(4 * 253)  # for the maximum of files per message
 # Ints, since combining enum flags takes longer than a read.
 CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_CTRUNC)
+_INT = struct.Struct("i")
 _SEND_BYTES = 1 << 20  # send buffer of the socket, if permitted
 
 
@@ -60,3 +64,12 @@ class FrameSocket:
         self.sock.close()
         while self.files:
             os.close(self.files.popleft())
+
+
+def unread(sock: socket.socket) -> int:
+    """Bytes that were sent and that the other end has not received, by TCP: acknowledged.
+
+    Of Unix sockets with the kernel's own for each message.
+    """
+    (queued,) = _INT.unpack(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_INT.size)))
+    return int(queued)

@@ -5,13 +5,14 @@ import select
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from headrace.ipc.elements import Buffer
-from headrace.ipc.frame_socket import CLOEXEC, READ, SPACE, FrameSocket, Received
+from headrace.ipc.frame_socket import CLOEXEC, READ, SPACE, FrameSocket, Received, unread
 from headrace.ipc.frames import (
     INLINE,
     MAX_TOLD,
@@ -31,6 +32,8 @@ _AT_ONCE = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 Parcel = tuple[bytes, int, int, int]
 
 
+_MOST_UNDER_WAY = 16 << 20  # bytes in files that the server has not received
+_LOOK_SECS = 0.0002
 TOO_LONG = f"what is told of a response, beside its tensors, takes more than {MAX_TOLD >> 20} MiB"
 
 
@@ -50,6 +53,7 @@ class WorkerChannel:
         self._lock = threading.RLock()
         self._sending = False  # true while the owner of the lock is sending
         self._later: deque[bytes] = deque()  # frames queued for the owner of the lock
+        self._under_way = 0  # bytes in files that were sent since the server had read everything
         self.foreign = False
 
     def receive(self, wait: bool = True) -> list[Received] | None:
@@ -144,7 +148,25 @@ class WorkerChannel:
             told, pieces, size = told_frame(kind, document, blocks, MAX_TOLD)
         except ValueError:
             raise TritonModelException(TOO_LONG) from None
+        if size and not self.foreign:
+            self._wait_for_room(size)
         self._send_and_close(told, write_file(pieces, size) if size else -1)
+
+    def _wait_for_room(self, size: int) -> None:
+        """Block until the server has received frames with files, if theirs are large.
+
+        The socket counts the frames alone: a thread that sends responses faster than the server,
+        or this process's other threads, get the processor, would fill it with 170 MiB of them
+        before it is told to pause.
+        """
+        sock = self._socket.sock
+        if not unread(sock):
+            self._under_way = 0
+        self._under_way += size
+        if self._under_way > _MOST_UNDER_WAY:
+            while unread(sock):
+                time.sleep(_LOOK_SECS)
+            self._under_way = size
 
     def _send_and_close(self, frame: bytes, descriptor: int) -> None:
         try:
