@@ -57,6 +57,7 @@ def test_choice_of_the_configuration_file(tmp_path: Path) -> None:
     ("gs://bucket", "gcloud storage rsync"), ("as://account/container/models", "azcopy sync"),
     ("hf://org/model", "hf download"), ("oci://registry/models:1", "oras pull"),
     ("https://host/model.onnx", "curl"), ("models:/iris/1", "mlflow artifacts download"),
+    ("mlflow://iris", "mlflow artifacts download"),
 ])  # fmt: skip
 def test_a_url_is_refused_with_advice(url: str, copies: str) -> None:
     for look in (lambda path: scan([path]), single_file):

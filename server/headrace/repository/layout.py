@@ -37,6 +37,7 @@ _STORES = {
     "http": ("on a web server", "", "curl"),
     "https": ("on a web server", "", "curl"),
     "models": ("in MLflow's model registry", "", "mlflow artifacts download --dst-path"),
+    "mlflow": ("in MLflow's model registry", "", "mlflow artifacts download --dst-path"),
 }
 
 
