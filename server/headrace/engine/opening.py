@@ -177,19 +177,10 @@ def open_model(
     for entry, other in further:
         refuse(file, _execution_problems(other, backends[entry.backend], options))
     readers = list(dict.fromkeys([backend, *(backends[entry.backend] for entry, _ in further)]))
-    warnings = tuple(_config_warnings(source, file, readers, versions, options.stages))
-    if config.response_cache.enable and options.cache is None and not options.elsewhere:
-        text = "has no effect: this server has no response cache (--cache-config)"
-        warnings = (*warnings, file.explain(Problem("response_cache.enable", text)))
-    if not reading.may_be_ragged(config):
-        text = f"has no effect for the backend '{config.backend}': shapes run apart"
-        unused = validation.ragged_fields(file.config)
-        warnings = (*warnings, *(file.explain(Problem(path, text)) for path in unused))
-    limited = any(group.HasField("rate_limiter") for group in config.instance_group)
-    if limited and (options.limiter is None or not backend.places_instances):
-        text = "has no effect without --rate-limit=execution_count, or on other servers"
-        if not options.elsewhere:
-            warnings = (*warnings, file.explain(Problem("instance_group.rate_limiter", text)))
+    warnings = (
+        *_config_warnings(source, file, readers, versions, options.stages),
+        *map(file.explain, _idle_fields(file.config, config, backend, options)),
+    )
     sums: Mapping[str, str] = {}
     if source.file is None:
         # Uploaded directories are used once: nothing needs to be cached.
@@ -335,6 +326,26 @@ def _config_warnings(
     if missing:
         numbers = ", ".join(map(str, sorted(missing)))
         yield f"{file.name}: version_policy names versions that are not there: {numbers}"
+
+
+def _idle_fields(
+    given: ModelConfig, config: ModelConfig, backend: Backend, options: LoadOptions
+) -> Iterator[Problem]:
+    """Fields without effect for the backend, or on a server with these options.
+
+    `given` is the configuration as its file has it.
+    """
+    if config.response_cache.enable and options.cache is None and not options.elsewhere:
+        text = "has no effect: this server has no response cache (--cache-config)"
+        yield Problem("response_cache.enable", text)
+    if not reading.may_be_ragged(config):
+        text = f"has no effect for the backend '{config.backend}': shapes run apart"
+        yield from (Problem(path, text) for path in validation.ragged_fields(given))
+    limited = any(group.HasField("rate_limiter") for group in config.instance_group)
+    limits = options.limiter is not None and backend.places_instances
+    if limited and not (limits or options.elsewhere):
+        text = "has no effect without --rate-limit=execution_count, or on other servers"
+        yield Problem("instance_group.rate_limiter", text)
 
 
 def _parameter_warnings(
