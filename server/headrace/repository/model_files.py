@@ -406,12 +406,7 @@ def write_index(repository: Path, models: Iterable[str]) -> None:
         sizes = {path: (directory / path).stat().st_size for path in parse_manifest(manifest)}
         digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
         found[name] = {"manifest": digest, "sizes": sizes}
-    draft = repository / f".{INDEX}.{os.getpid()}"
-    try:
-        draft.write_text(json.dumps({"models": found}, indent=2) + "\n", encoding="utf-8")
-        draft.replace(repository / INDEX)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(repository / INDEX, json.dumps({"models": found}, indent=2).encode() + b"\n")
 
 
 def write_manifest(directory: Path) -> Mapping[str, str]:
@@ -420,13 +415,18 @@ def write_manifest(directory: Path) -> Mapping[str, str]:
     Raises `LoadFailed` for a file that cannot be read.
     """
     files = _digests_below(directory)
-    written = directory / f".{MANIFEST}.{os.getpid()}"
-    try:
-        written.write_bytes(new_manifest(files))
-        written.replace(directory / MANIFEST)
-    finally:
-        written.unlink(missing_ok=True)
+    replace_file(directory / MANIFEST, new_manifest(files))
     return files
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in one step: readers see the one before, or all of it; raises `OSError`."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _digests_below(directory: Path) -> dict[str, str]:

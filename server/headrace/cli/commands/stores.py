@@ -5,7 +5,6 @@ A directory is a store like any other here, and so all copying is one function.
 
 import argparse
 import fnmatch
-import os
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -101,7 +100,7 @@ def _copy(options: argparse.Namespace, done: str, name: str = "") -> int:
 
 def _sign(options: argparse.Namespace) -> int:
     """Write signed manifests into directories."""
-    from headrace.repository.model_files import MANIFEST, manifest_of
+    from headrace.repository.model_files import MANIFEST, manifest_of, replace_file
 
     def act(settings: Settings, stack: ExitStack) -> int:
         sign = SIGN.load()
@@ -109,9 +108,7 @@ def _sign(options: argparse.Namespace) -> int:
             if not directory.is_dir():
                 raise LoadFailed(f"{directory} is no directory of a model")
             manifest = sign(manifest_of(directory), Path(options.key))
-            draft = directory / f".{MANIFEST}.{os.getpid()}"
-            draft.write_bytes(manifest)
-            draft.replace(directory / MANIFEST)
+            replace_file(directory / MANIFEST, manifest)
             print(f"signed {directory}")
         return 0
 
