@@ -21,7 +21,6 @@ from headrace.engine.admission import Account, Admission, Clients, ConnectionAcc
 
 _KEPT = 256  # accounts of a connection's clients and models
 _SWEEP = 1024  # accounts of quotas below which sweeping never pays
-_CONCURRENT = "concurrent-requests"  # the IETF draft's unit
 
 
 class QuotaAccount(Account):
@@ -30,7 +29,10 @@ class QuotaAccount(Account):
     `users` counts the connections that refer to it, `connections` those of the client.
     """
 
-    __slots__ = ("_refused", "connections", "quota", "requests_full_at", "rows_full_at", "users")
+    __slots__ = (
+        "_refused", "_requests_rate", "_rows_rate", "connections", "quota", "requests_full_at",
+        "rows_full_at", "users",
+    )  # fmt: skip
 
     def __init__(self, quota: Quota, refused: Counter[tuple[str, str]]) -> None:
         """`refused` counts refusals by quota and limit."""
@@ -38,6 +40,7 @@ class QuotaAccount(Account):
         self.quota = quota
         self.users = self.connections = 0
         self.requests_full_at = self.rows_full_at = 0.0
+        self._requests_rate, self._rows_rate = _requests_of(quota), _rows_of(quota)
         self._refused = refused
 
     def idle(self, now: float) -> bool:
@@ -47,10 +50,12 @@ class QuotaAccount(Account):
 
     def refusal(self, of_requests: bool) -> QuotaExceeded:
         """Implements `Account.refusal`."""
-        what, most = ("requests", self.most_requests) if of_requests else ("bytes", self.most_bytes)
-        unit = _CONCURRENT if of_requests else "content-bytes"
-        text = f"{most} {'requests' if of_requests else 'bytes of requests'} at once"
-        return self._exceeded(what, unit, most, text)
+        # The units are those of the IETF's draft.
+        if of_requests:
+            most, text = self.most_requests, f"{self.most_requests} requests at once"
+            return self._exceeded("requests", "concurrent-requests", most, text)
+        most, text = self.most_bytes, f"{self.most_bytes} bytes of requests at once"
+        return self._exceeded("bytes", "content-bytes", most, text)
 
     def check_connection(self) -> None:
         """Raise `QuotaExceeded` if the client may have no further connection."""
@@ -59,25 +64,22 @@ class QuotaAccount(Account):
 
     def check_rates(self, now: float) -> None:
         """Raise `QuotaExceeded` without a token for a request, or with a debt of rows."""
-        quota = self.quota
-        if quota.requests_per_sec:
-            rate = requests_of(quota)
-            if wait := rate.wait(self.requests_full_at, now):
-                raise self._late("requests_per_sec", "requests", rate, now, wait)
-        if quota.rows_per_sec:
-            rate = rows_of(quota)
-            if wait := rate.wait(self.rows_full_at, now, 0):
-                raise self._late("rows_per_sec", "rows", rate, now, wait)
+        rate = self._requests_rate
+        if rate is not None and (wait := rate.wait(self.requests_full_at, now)):
+            raise self._late("requests_per_sec", "requests", rate, now, wait)
+        rate = self._rows_rate
+        if rate is not None and (wait := rate.wait(self.rows_full_at, now, 0)):
+            raise self._late("rows_per_sec", "rows", rate, now, wait)
 
     def take(self, now: float) -> None:
         """Take the token of a request."""
-        if self.quota.requests_per_sec:
-            self.requests_full_at = requests_of(self.quota).take(self.requests_full_at, now)
+        if self._requests_rate is not None:
+            self.requests_full_at = self._requests_rate.take(self.requests_full_at, now)
 
     def take_rows_at(self, rows: int, now: float) -> None:
         """Take the rows of a request."""
-        if self.quota.rows_per_sec:
-            self.rows_full_at = rows_of(self.quota).take(self.rows_full_at, now, rows)
+        if self._rows_rate is not None:
+            self.rows_full_at = self._rows_rate.take(self.rows_full_at, now, rows)
 
     def _late(self, limit: str, unit: str, rate: Rate, now: float, wait: float) -> QuotaExceeded:
         window, text = rate.window, f"{rate.per_sec:g} {unit}/s"
@@ -97,14 +99,15 @@ class QuotaAccount(Account):
         )  # fmt: skip
 
 
-def requests_of(quota: Quota) -> Rate:
+def _requests_of(quota: Quota) -> Rate | None:
     """The bucket of requests; without a `burst` it holds those of a second, at least one."""
-    return Rate(quota.requests_per_sec, max(quota.burst or quota.requests_per_sec, 1.0))
+    per_sec = quota.requests_per_sec
+    return Rate(per_sec, max(quota.burst or per_sec, 1.0)) if per_sec else None
 
 
-def rows_of(quota: Quota) -> Rate:
+def _rows_of(quota: Quota) -> Rate | None:
     """The bucket of rows, which holds those of a second."""
-    return Rate(quota.rows_per_sec, quota.rows_per_sec)
+    return Rate(quota.rows_per_sec, quota.rows_per_sec) if quota.rows_per_sec else None
 
 
 class ClientAccount(Account):
