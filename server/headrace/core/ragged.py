@@ -91,11 +91,14 @@ def scattered(
     sizes = [math.prod(shape) for shape in shapes]
     if array.ndim != 1 or len(array) != sum(sizes):
         return f"of shape {list(array.shape)}, the shapes of its source need [{sum(sizes)}]"
+    pieces = zip(divided(array, sizes), shapes, strict=True)
+    return [piece.reshape(shape) for piece, shape in pieces]
+
+
+def divided(array: TensorArray, sizes: Sequence[int]) -> list[TensorArray]:
+    """The pieces of an array with these rows, one after the other."""
     ends = np.cumsum(sizes).tolist()
-    return [
-        array[end - size : end].reshape(shape)
-        for end, size, shape in zip(ends, sizes, shapes, strict=True)
-    ]
+    return [array[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 def _piece(dims: _Shape, source: _Shape) -> _Shape:

@@ -17,7 +17,7 @@ from headrace.core.call import (
 )
 from headrace.core.datatypes import BY_NUMPY, NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.ragged import flattened, scattered
+from headrace.core.ragged import divided, flattened, scattered
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, reshaped
 from headrace.core.tensors import Array, Tensor, TensorArray, brackets, concatenated, new_tensor
 from headrace.observability.statistics import Closed
@@ -212,10 +212,7 @@ class Batch:
             elif array.shape[:1] != (self.rows,):
                 problem, pieces = f"of shape {brackets(array.shape)}, for {self.rows} rows", ()
             else:
-                ends = np.cumsum([call.rows for call in self.calls]).tolist()
-                pieces = [
-                    array[end - call.rows : end] for end, call in zip(ends, self.calls, strict=True)
-                ]
+                pieces = divided(array, [call.rows for call in self.calls])
             if problem:
                 raise ExecutionFailed(
                     f"model '{signature.model}' gave output '{spec.name}' {problem}"

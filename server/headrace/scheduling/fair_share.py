@@ -52,16 +52,13 @@ class FairQueue:
         return self._turns[0][2].calls[0]
 
     def __iter__(self) -> Iterator[Call]:
-        places = dict.fromkeys(self._clients, 0)
-        turns = [(*turn[:2], name) for name, turn in self._turns_by_name()]
-        heapq.heapify(turns)
+        turns = [(start, number, 0, client) for start, number, client in self._turns]
         while turns:
-            start, number, name = turns[0]
-            client = self._clients[name]
-            call = client.calls[places[name]]
-            places[name] += 1
-            if places[name] < len(client.calls):
-                heapq.heapreplace(turns, (start + client.cost(call), number, name))
+            start, number, place, client = turns[0]
+            call = client.calls[place]
+            place += 1
+            if place < len(client.calls):
+                heapq.heapreplace(turns, (start + client.cost(call), number, place, client))
             else:
                 heapq.heappop(turns)
             yield call
@@ -122,11 +119,6 @@ class FairQueue:
         waiting = [client for client in self._clients.values() if client.calls]
         self._turns = [(client.start, client.number, client) for client in waiting]
         heapq.heapify(self._turns)
-
-    def _turns_by_name(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        for name, client in self._clients.items():
-            if client.calls:
-                yield name, (client.start, client.number)
 
     def _sweep(self) -> None:
         """Forget the clients that would begin anew."""
