@@ -34,7 +34,7 @@ from headrace.engine.caching import OPT_OUT, VersionCache
 from headrace.engine.chain import Compose, StageModel
 from headrace.engine.limiting import RateLimiter
 from headrace.engine.opening import LoadOptions, Opened, stage_explained
-from headrace.engine.sequencing import SequencePlan, sequencing
+from headrace.engine.sequencing import SequencePlan, Sequencing, sequencing
 from headrace.observability.machine import GrowthMeter
 from headrace.placement.choice import IN_PROCESS, AutoChoice, InstanceKind
 from headrace.placement.cores import threads_for
@@ -170,21 +170,23 @@ def complete(opened: Opened, model: Servable, options: LoadOptions) -> ModelConf
         raise InvalidConfig(f"{file.name}: no output is a tensor of the protocol: {types}")
     refuse(file, validation.tensor_problems(config, inputs, outputs))
     if not model.traits.declared_by_code:
-        given = _given_config(config, opened, model)
+        sequences = sequencing(config, opened.backend)  # of what is complete now
+        given = _given_config(config, sequences, model)
         refuse(file, validation.model_problems(given, *model.reported(config)))
     return config
 
 
-def _given_config(config: ModelConfig, opened: Opened, model: Servable) -> ModelConfig:
+def _given_config(
+    config: ModelConfig, sequences: Sequencing | None, model: Servable
+) -> ModelConfig:
     """The complete configuration with all tensors that the model is given, and gives."""
-    sequences = sequencing(config, opened.backend)
     return config if sequences is None else sequences.given(model.inputs)
 
 
-def _given(config: ModelConfig, opened: Opened, model: Servable) -> Signature:
+def _given(config: ModelConfig, sequences: Sequencing | None, model: Servable) -> Signature:
     """The signature of what the model is given, and gives."""
-    given = reading.signature(_given_config(config, opened, model))
-    return replace(given, stateful=sequencing(config, opened.backend) is not None)
+    given = reading.signature(_given_config(config, sequences, model))
+    return replace(given, stateful=sequences is not None)
 
 
 def _divided(
@@ -247,8 +249,8 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
                     model = _load(opened, replace(first_spec, threads=threads))
                     loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
                     first_threads = threads
-            given = _given(config, opened, model)
             sequences = sequencing(config, opened.backend)
+            given = _given(config, sequences, model)
             shown = given if sequences is None else reading.signature(config)
             signature = _divided(shown, opened, model, config)
             if not model.traits.reads_parameters:
@@ -327,7 +329,7 @@ def _load_copy(
     with _footprint(opened, spec, wanted, options) as taken:
         copy = _load(opened, spec)
         try:
-            given = _given(config, opened, copy)
+            given = _given(config, sequencing(config, opened.backend), copy)
             if samples is None:
                 samples = read_samples(opened.file, config, given, opened.source.path)
             _begin(opened, copy, config, given, options)
