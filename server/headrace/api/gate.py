@@ -147,7 +147,7 @@ class Gate:
             if identity.may_some(permission):
                 return identity
             missing = _missing(identity, permission, "")
-            if identity.kind == "anonymous":
+            if identity.anonymous:
                 raise Unauthenticated(f"{missing}; it has to send '{AUTHORIZATION}'")
             raise missing
         except Unauthenticated as error:

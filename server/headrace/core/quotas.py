@@ -8,7 +8,7 @@ others, only the first that is for the client does. Pure: `now` comes from the c
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from ipaddress import ip_address
+from ipaddress import IPv6Address
 from math import ceil
 from typing import NamedTuple
 
@@ -94,10 +94,9 @@ def network_of(address: str) -> str:
     if ":" not in address or address.startswith("unix:"):
         return address
     try:
-        parsed = ip_address(address.partition("%")[0])
+        parsed = IPv6Address(address.partition("%")[0])
     except ValueError:
         return address
-    packed = parsed.packed
-    if len(packed) == 16 and packed[:12] == b"\0" * 10 + b"\xff\xff":
-        return str(ip_address(packed[12:]))  # IPv4 in IPv6
-    return packed[: _NETWORK // 8].hex(":", 2)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return parsed.packed[: _NETWORK // 8].hex(":", 2)

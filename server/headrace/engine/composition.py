@@ -52,9 +52,7 @@ class Composition:
         self._users: dict[str, Opened] = {}
         self._waiting: dict[str, Opened] = {}
         self._loading: dict[str, Opened] = {}  # to be in `_users` once they serve
-        self._refused: dict[
-            str, ModelSource
-        ] = {}  # changes that some that run the model objected to
+        self._refused: dict[str, ModelSource] = {}  # changes that models which run it objected to
         self._fetched: set[str] = set()  # loaded for others, and by no command
 
     async def completed(self, opened: Opened) -> Opened:
@@ -66,7 +64,7 @@ class Composition:
         self._loading[user] = opened
         self._waiting.pop(user, None)
         try:
-            names = list(dict.fromkeys(name for name, _ in opened.uses))
+            names = _names(opened)
             for name in names:
                 if way := self._way(name, user):
                     raise LoadFailed(f"model '{user}' runs itself: {' -> '.join([user, *way])}")

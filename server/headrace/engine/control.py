@@ -156,7 +156,7 @@ class Control:
 
     async def index(self, ready_only: bool = False) -> list[pb.RepositoryIndexResponse.ModelIndex]:
         """Every model version with its state; models that were never loaded by name only."""
-        explicit = self._options.mode is ControlMode.EXPLICIT and not ready_only
+        explicit = self.by_clients and not ready_only
         never_loaded = await self._all_names() if explicit else {}
 
         def entries(name: str) -> list[pb.RepositoryIndexResponse.ModelIndex]:
@@ -227,7 +227,7 @@ class Control:
             raise LoadFailed("; ".join(warnings))
         for warning in warnings:
             log.warning("%s", warning)
-        explicit = self._options.mode is ControlMode.EXPLICIT
+        explicit = self.by_clients
         for source in sources:
             model = self._models.get(source.name)
             if explicit and (model is None or model.unloaded or model.source.uploaded):

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from headrace.protocol.compression import weight_of
 from headrace.protocol.pb import prometheus_pb2 as pb
+from headrace.protocol.protobuf_contents import varint
 
 if TYPE_CHECKING:  # 20 ms and 4 MB, for the first scrape
     from prometheus_client.core import Exemplar, Metric, NativeHistogram
@@ -53,27 +55,17 @@ def chosen(accept: str, native: bool) -> Exposition:
             found = OPENMETRICS if given.get("version", "1.0.0") in ("1.0.0", "0.0.1") else None
         elif kind == _PROTOBUF and given.get("encoding") == "delimited":
             found = PROTOBUF if native else None
-        own = _weight(given.get("q", "1"))
+        own = weight_of(given.get("q", "1"))
         if found is not None and own > weight:
             best, weight = found, own
     return best
-
-
-def _weight(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
 
 
 # --- text
 
 
 def _text(metric: "Metric", plain: Container[str]) -> bytes:
-    name = metric.name
-    if metric.type == "counter" and not _is_plain(name, plain):
-        name += "_total"
-    return _written(metric, name, metric.type, _IN_HELP)
+    return _written(metric, _name(metric, plain), metric.type, _IN_HELP)
 
 
 def _openmetrics(metric: "Metric", plain: Container[str]) -> bytes:
@@ -81,6 +73,12 @@ def _openmetrics(metric: "Metric", plain: Container[str]) -> bytes:
     if kind == "counter" and _is_plain(metric.name, plain):
         kind = "unknown"
     return _written(metric, metric.name, kind, _IN_LABEL, exemplars=True)
+
+
+def _name(metric: "Metric", plain: Container[str]) -> str:
+    """The name of a family in formats whose counters are named like their samples."""
+    total = metric.type == "counter" and not _is_plain(metric.name, plain)
+    return f"{metric.name}_total" if total else metric.name
 
 
 def _is_plain(name: str, plain: Container[str]) -> bool:
@@ -153,10 +151,7 @@ _TYPES = {
 
 def _protobuf(metric: "Metric", plain: Container[str]) -> bytes:
     """A part of a family as the fields of a message, without its length."""
-    name = metric.name
-    if metric.type == "counter" and not _is_plain(name, plain):
-        name += "_total"
-    kind = _TYPES.get(metric.type, pb.UNTYPED)
+    name, kind = _name(metric, plain), _TYPES.get(metric.type, pb.UNTYPED)
     family = pb.MetricFamily(name=name, help=metric.documentation, type=kind)
     known: dict[tuple[tuple[str, str], ...], pb.Metric] = {}
     for sample in metric.samples:
@@ -227,11 +222,7 @@ def _add_native(histogram: pb.Histogram, native: "NativeHistogram") -> None:
 def _delimited(parts: Sequence[bytes]) -> bytes:
     """The message of a family behind its length: a message's bytes may be those of several."""
     whole = b"".join(parts)
-    length, prefix = len(whole), bytearray()
-    while length > 0x7F:
-        prefix.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes([*prefix, length]) + whole
+    return varint(len(whole)) + whole
 
 
 TEXT = Exposition("text/plain; version=0.0.4; charset=utf-8", _text, _joined)

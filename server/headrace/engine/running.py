@@ -75,7 +75,7 @@ class RunningVersion:
             self.scheduler, schedulers = self.fail_over.tiers, list(self.fail_over.tiers)
         elif loaded.sequences is not None:
             self.own_sequences = loaded.sequences.start(
-                batcher, LoopClock(loop), self._account, statistics.request_failed
+                batcher, self._clock, self._account, statistics.request_failed
             )
             regions.admission.watch_close(self.own_sequences.drain)
             schedulers = [self.own_sequences]

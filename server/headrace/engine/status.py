@@ -24,6 +24,7 @@ from headrace.observability.machine import process_use
 from headrace.observability.statistics import LATENCY_BOUNDS, Histogram
 from headrace.placement.choice import InstanceKind
 from headrace.placement.cores import threads_for
+from headrace.repository.config import parameter
 
 _Document = dict[str, Any]
 
@@ -169,9 +170,7 @@ def _described(model: Model, version: ModelVersion, cores: int, further: str) ->
     }  # fmt: skip
     if version.ready:
         config = version.config
-        own = config.parameters[_OWN_THREADS].string_value if _OWN_THREADS in (
-            config.parameters
-        ) else ""  # fmt: skip
+        own = parameter(config, _OWN_THREADS)
         entry |= {
             "backend": config.backend, "instances": {kind.value: n for kind, n in kinds.items()},
             "threads": _threads(kinds, cores, own), "memory_bytes": report.memory_bytes,

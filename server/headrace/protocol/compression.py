@@ -122,6 +122,14 @@ def compress(body: bytes, encoding: str, level: int = DEFAULT_LEVEL) -> bytes:
     return zlib.compress(body, level)
 
 
+def weight_of(text: str) -> float:
+    """The weight that an `Accept` header gives as `q`; 0 for anything but a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
 def choose_encoding(accept: str) -> str:
     """The encoding that an Accept-Encoding header prefers: gzip, deflate or identity.
 
@@ -137,10 +145,7 @@ def choose_encoding(accept: str) -> str:
         for parameter in parameters.split(";"):
             key, _, value = parameter.partition("=")
             if key.strip().lower() == "q":
-                try:
-                    weight = float(value)
-                except ValueError:
-                    weight = 0.0
+                weight = weight_of(value)
         if weight > best_weight:
             best, best_weight = name, weight
     return best

@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -25,6 +24,7 @@ from headrace.repository.layout import (
     nothing_in,
     own_name,
     single_file,
+    size_below,
 )
 from headrace.repository.model_files import MANIFEST, Digests, parse_manifest
 from headrace.repository.store import Lease, Store, Stored, StoreOptions, explained
@@ -65,10 +65,7 @@ class Directory(Store):
 
     def size(self, name: str) -> int:
         """Implements `Store.size`; reads the directory."""
-        below = self.materialise(name, "").path.rglob("*")
-        with suppress(OSError):  # of a file that has gone meanwhile
-            return sum(path.stat().st_size for path in below if path.is_file())
-        return 0
+        return size_below(self.materialise(name, "").path)
 
     def publish(self, name: str, directory: Path, manifest: bytes) -> None:
         """Implements `Store.publish`: another directory takes the model's place."""

@@ -286,11 +286,13 @@ def largest_version(source: ModelSource) -> int:
         return source.stored.store.size(source.stored.name)
     if source.file is not None:
         return _file_size(source.file)
-    sizes = [
-        sum(_file_size(Path(top, name)) for top, _, names in os.walk(path) for name in names)
-        for path in map(source.version_path, source.versions)
-    ]
-    return max(sizes, default=0)
+    return max(map(size_below, map(source.version_path, source.versions)), default=0)
+
+
+def size_below(directory: Path) -> int:
+    """Bytes of the files below a directory; vanished files count as empty."""
+    tree = os.walk(directory)
+    return sum(_file_size(Path(top, name)) for top, _, names in tree for name in names)
 
 
 def _file_size(path: Path) -> int:

@@ -297,11 +297,9 @@ class Batcher:
     @property
     def busy(self) -> bool:
         """True if any request is queued, in progress, or announced."""
-        if self._open or self._expected or self._joined or self._line.waits:
+        if self._open or self._expected or self._joined or self._waits:
             return True
-        if self._instances.busy and (self._lender is None or self._lender.in_use):
-            return True
-        return any(line.waits for line in self._lines.values())
+        return self._instances.busy and (self._lender is None or self._lender.in_use)
 
     def logged(self) -> tuple[list[LoggedBatch], int]:
         """The last batches, the oldest first, and for how many nanoseconds they have been logged.
