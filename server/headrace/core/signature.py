@@ -44,8 +44,8 @@ class Signature:
     batches; more than one means that requests are divided. `limit` names what sets the batch size,
     for messages. Unless `strict_outputs`, outputs may have other datatypes and row shapes than
     declared, and with `any_rows` another number of rows than the inputs. Requests to a `stateful`
-    model change its state, so that none is run twice. `ragged` inputs may have
-    different shapes in one batch.
+    model change its state, so that none is run twice. `ragged` inputs may have different shapes in
+    one batch.
     """
 
     model: str

@@ -91,8 +91,9 @@ class RunningVersion:
             self._surroundings = [replace(one, lost=lost) for one in self._surroundings]
         self._add(loaded.instances)
         for placement in self.placements.values():
-            given = self.scheduler, version, statistics, self._account
-            self.scheduler = placement.in_place_of(*given)
+            self.scheduler = placement.in_place_of(
+                self.scheduler, version, statistics, self._account
+            )
         headers = (item.model.traits.forward_headers for item in loaded.instances)
         # Client headers for upstreams; None if no instance is on one.
         self.forwarded_headers = next((each for each in headers if each is not None), None)

@@ -15,9 +15,8 @@ Invariant: while a request is queued, an instance is busy, a flush is scheduled 
 
 A failed batch of several requests is run again in halves, until the failing request is alone; not
 if a worker has died of it, which would die again, nor if it took too long, nor if the model is
-stateful. A batch that an instance
-returns unstarted waits for the next instance. An instance that cannot run anything for now is
-suspended.
+stateful. A batch that an instance returns unstarted waits for the next instance. An instance that
+cannot run anything for now is suspended.
 
 A request may be answered after its batch, individually and more than once: it is open from the end
 of its batch to its own. Inputs that workers have died of are in quarantine: they run alone, or not
@@ -818,9 +817,8 @@ class Batcher:
                 self._closed[reason] += 1
                 overload = self._overload
                 first = calls[0]
-                if (
-                    first.level == LIGHT or queue.fair
-                ):  # others, behind it, may have waited for longer
+                # Others, behind it, may have waited for longer.
+                if first.level == LIGHT or queue.fair:
                     first = min(calls, key=attrgetter("arrived"))
                 waited = now - first.arrived
                 if waited > overload.late:
