@@ -22,7 +22,7 @@ from headrace.plugins.stores.objects import (
     reason_of,
     s3_options,
 )
-from headrace.plugins.stores.remote import Unreached
+from headrace.plugins.stores.remote import ModelState, Unreached
 from headrace.repository.catalogue import STORES, open_store
 from headrace.repository.model_files import MANIFEST, manifest_of, write_manifest
 from headrace.repository.store import StoreOptions
@@ -184,7 +184,9 @@ def test_objects_of_no_model_are_left_out(here: ObjectStore) -> None:
         here.put(f"odd/{key}", b"" if key.endswith("/") else b"x")
     remote = ObjectRemote(f"s3://{BUCKET}/odd")
     assert set(remote.models()) == {"m"}
-    assert set(remote.contents("m").files) == {"1/model.onnx", "2"}
+    contents = remote.contents("m")
+    assert set(contents.files) == {"1/model.onnx", "2"}
+    assert remote.models()["m"] == ModelState(contents.state, contents.size)
 
 
 @pytest.mark.parametrize("file", ["config.pbtxt", "1/model.onnx", MANIFEST])

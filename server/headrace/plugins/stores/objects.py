@@ -210,10 +210,12 @@ class ObjectRemote:
             for name, files in found.items():
                 own |= {f"{name}/{path}": file for path, file in files.items()}
             found = {self._own_name: own}
+        listed = {
+            name: _without_marks(files) for name, files in found.items() if not name.startswith(".")
+        }
         return {
             name: ModelState(state_of(files), sum(file.size for file in files.values()))
-            for name, files in found.items()
-            if not name.startswith(".")
+            for name, files in listed.items()
         }
 
     def contents(self, name: str) -> RemoteContents:
@@ -230,9 +232,7 @@ class ObjectRemote:
             return with_digests(
                 self.address, name, files, self.read(name, MANIFEST, file, 0, file.size)
             )
-        # What is named like a directory of others is a mark of some tools for that.
-        folders = {path.rpartition("/")[0] for path in files}
-        files = {path: file for path, file in files.items() if path not in folders}
+        files = _without_marks(files)
         fresh = abs(datetime.now(UTC).timestamp() - last) < _FRESH_SECS
         return RemoteContents(state_of(files), files, fresh=fresh)
 
@@ -299,6 +299,12 @@ class ObjectRemote:
             raise LoadFailed(f"{self.address}: {reason_of(error)}") from error
         except (OSError, ValueError, self._library.exceptions.BaseError) as error:
             raise Unreached(f"{self.address} cannot be reached: {reason_of(error)}") from error
+
+
+def _without_marks(files: Mapping[str, RemoteFile]) -> dict[str, RemoteFile]:
+    """The files without what is named like a directory of others, some tools' mark for that."""
+    folders = {path.rpartition("/")[0] for path in files}
+    return {path: file for path, file in files.items() if path not in folders}
 
 
 def reason_of(error: Exception) -> str:
