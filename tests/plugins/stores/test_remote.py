@@ -13,11 +13,11 @@ from headrace.plugins.stores.cache import PART
 from headrace.plugins.stores.remote import (
     Attempts,
     ModelState,
-    Pause,
     RemoteContents,
     RemoteFile,
     RemoteStore,
     RemoteToken,
+    StoreOutage,
     Unreached,
     state_of,
     with_digests,
@@ -268,7 +268,7 @@ def test_a_model_that_failed_is_offered_again_by_another_token(tmp_path: Path) -
     with pytest.raises(LoadFailed, match="broken"):
         store.materialise("m", first)
     attempts = Attempts()
-    attempts.fail("broken", now=10.0)
+    attempts.fail(now=10.0)
     assert [attempts.offered(now) for now in (10.0, 10.0009, 11.0, 12.0)] == [0, 0, 1, 1]
     memory.on_read = lambda path, start: None
     store.names()
@@ -279,12 +279,12 @@ def test_a_model_that_failed_is_offered_again_by_another_token(tmp_path: Path) -
 
 
 def test_pauses_grow_up_to_a_limit() -> None:
-    pause = Pause()
+    outage = StoreOutage()
     seconds = []
     for _ in range(5):
-        pause.fail("down", 100.0)
-        seconds.append(pause.seconds)
-        assert pause.until == 100.0 + pause.seconds
+        outage.fail("down", 100.0)
+        seconds.append(outage.backoff.delay)
+        assert outage.until == 100.0 + outage.backoff.delay
     assert seconds == [0.001, 0.002, 0.004, 0.004, 0.004]
 
 

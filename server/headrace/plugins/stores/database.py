@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.remote import (
     ModelState,
-    Pause,
     RemoteContents,
     RemoteFile,
     RemoteStore,
     Unreached,
     changing,
+    pauses,
 )
 from headrace.repository.model_files import parse_manifest
 from headrace.repository.store import Store, StoreOptions
@@ -195,7 +195,7 @@ class DatabaseRemote:
 
     def _listen(self, changed: Callable[[], None]) -> None:
         """Call `changed` on each notice, and after each new connection."""
-        pause = Pause()
+        backoff = pauses()
         while not self._stopped.is_set():
             try:
                 connection = self._engine.raw_connection()
@@ -204,16 +204,15 @@ class DatabaseRemote:
                     driver.rollback()
                     driver.autocommit = True
                     driver.execute(f"LISTEN {_CHANNEL}")
-                    pause = Pause()
+                    backoff.succeeded()
                     changed()
                     while not self._stopped.is_set():
                         for _ in driver.notifies(timeout=_LISTEN_SECS):
                             changed()
                 finally:
                     connection.invalidate()  # it listens, which others need not
-            except Exception as error:  # of the driver: the store says so when it is asked
-                pause.fail(str(error), 0.0)
-                self._stopped.wait(pause.seconds)
+            except Exception:  # of the driver: the store says so when it is asked
+                self._stopped.wait(backoff.failed())
 
     def _put(self, connection: Any, file: Path, digest: str) -> None:
         """Write the chunks of a file, unless they are there."""

@@ -32,6 +32,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.core.errors import LoadFailed
 from headrace.observability.statistics import Family, Sourced
+from headrace.placement.child_process import Backoff
 from headrace.plugins.stores.cache import PART, CachedContent, StoreCache, cache_of, key_of
 from headrace.repository.model_files import MANIFEST, new_manifest, parse_manifest
 from headrace.repository.store import Lease, Store, StoreOptions
@@ -118,19 +119,22 @@ class RemoteToken(NamedTuple):
     attempt: int = 0
 
 
+def pauses() -> Backoff:
+    """Growing pauses between attempts that fail."""
+    return Backoff(_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS)
+
+
 @dataclass
-class Pause:
-    """Growing pauses between attempts that fail. `until` is when the next one is due."""
+class StoreOutage:
+    """A time in which a store cannot be asked, and until when it is not."""
 
     reason: str = ""
     until: float = 0.0
-    seconds: float = 0.0
+    backoff: Backoff = field(default_factory=pauses)
 
     def fail(self, reason: str, now: float) -> None:
         """Begin a pause, longer than the last one."""
-        longer = min(self.seconds * 2, _LONGEST_PAUSE_SECS)
-        self.reason, self.seconds = reason, longer or _FIRST_PAUSE_SECS
-        self.until = now + self.seconds
+        self.reason, self.until = reason, now + self.backoff.failed()
 
 
 @dataclass
@@ -138,21 +142,23 @@ class Attempts:
     """Failed attempts to bring a model, and the time of the next one."""
 
     count: int = 0
-    pause: Pause = field(default_factory=Pause)
+    until: float = 0.0
+    backoff: Backoff = field(default_factory=pauses)
     due: bool = False  # it has failed, and has not been offered again
 
-    def fail(self, reason: str, now: float) -> None:
+    def fail(self, now: float) -> None:
         """Note a failure."""
-        self.pause.fail(reason, now)
+        self.until = now + self.backoff.failed()
         self.due = True
 
     def succeed(self) -> None:
         """Note a success: the model's token stays as it is."""
-        self.pause, self.due = Pause(), False
+        self.backoff.succeeded()
+        self.due = False
 
     def offered(self, now: float) -> int:
         """The number for the model's token, which changes when it is to be tried again."""
-        if self.due and now >= self.pause.until:
+        if self.due and now >= self.until:
             self.due = False
             self.count += 1
         return self.count
@@ -186,7 +192,7 @@ class RemoteStore(Store):
         self._offline = options.offline
         self._models: Mapping[str, ModelState] | None = None
         self._attempts: dict[str, Attempts] = {}
-        self._outage: Pause | None = None
+        self._outage: StoreOutage | None = None
         self._fetching = set[Fetching]()
         self._guard = Lock()
         self._stopped = Event()
@@ -279,10 +285,10 @@ class RemoteStore(Store):
                     if wanted:
                         with self._asking():
                             self._make(key, name, token.state)
-        except LoadFailed as error:
+        except LoadFailed:
             with self._guard:
                 self.counts.failures += 1
-                self._attempts.setdefault(name, Attempts()).fail(str(error), monotonic())
+                self._attempts.setdefault(name, Attempts()).fail(monotonic())
             raise
         with self._guard:
             if attempts := self._attempts.get(name):
@@ -463,7 +469,7 @@ class RemoteStore(Store):
             yield
         except Unreached as error:
             with self._guard:
-                before, self._outage = self._outage, self._outage or Pause()
+                before, self._outage = self._outage, self._outage or StoreOutage()
                 self._outage.fail(str(error), monotonic())
                 self.counts.failures += 1
             if before is None:
