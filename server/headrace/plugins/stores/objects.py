@@ -192,7 +192,7 @@ class ObjectRemote:
         place = read_address(address)
         self._own_name = (place.prefix or place.bucket).rpartition("/")[2]
         self._library = library()
-        with self._explained():
+        with library_errors(self.address):
             self._store = _opened(place)
         self._alone = False  # the prefix is a model itself
 
@@ -239,13 +239,13 @@ class ObjectRemote:
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
         """Implements `Remote.read`."""
         key = self._key(name, path)
-        with self._explained():
+        with library_errors(self.address):
             given = {"range": (start, stop), "if_match": file.tag}
             return bytes(self._library.get(self._store, key, options=given).bytes())
 
     def publish(self, name: str, directory: Path, manifest: bytes) -> None:
         """Implements `Remote.publish`: the manifest is last, then what is left goes."""
-        with self._explained():
+        with library_errors(self.address):
             before = {path: file for path, file, _ in self._objects(self._key(name, ""))}
             known: Mapping[str, str] = {}
             if MANIFEST in before:
@@ -276,7 +276,7 @@ class ObjectRemote:
 
     def _objects(self, prefix: str) -> Iterator[tuple[str, RemoteFile, float]]:
         """Path below the prefix, file and time of change of each object."""
-        with self._explained():
+        with library_errors(self.address):
             batches: Sequence[Any] = list(self._library.list(self._store, prefix or None))
         for batch in batches:
             for found in batch:
@@ -286,25 +286,27 @@ class ObjectRemote:
                     file = RemoteFile(found["size"], tag)
                     yield path, file, found["last_modified"].timestamp()
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Raise errors of the library as `LoadFailed`, as `Unreached` unless of one object."""
-        try:
-            yield
-        except LoadFailed:
-            raise
-        except self._library.exceptions.PreconditionError as error:
-            raise LoadFailed(f"{self.address}: a file has changed while it was fetched") from error
-        except FileNotFoundError as error:
-            raise LoadFailed(f"{self.address}: {reason_of(error)}") from error
-        except (OSError, ValueError, self._library.exceptions.BaseError) as error:
-            raise Unreached(f"{self.address} cannot be reached: {reason_of(error)}") from error
-
 
 def _without_marks(files: Mapping[str, RemoteFile]) -> dict[str, RemoteFile]:
     """The files without what is named like a directory of others, some tools' mark for that."""
     folders = {path.rpartition("/")[0] for path in files}
     return {path: file for path, file in files.items() if path not in folders}
+
+
+@contextmanager
+def library_errors(address: str) -> Iterator[None]:
+    """Raise errors of the library as `LoadFailed`, as `Unreached` unless of one object."""
+    errors = library().exceptions
+    try:
+        yield
+    except LoadFailed:
+        raise
+    except errors.PreconditionError as error:
+        raise LoadFailed(f"{address}: a file has changed while it was fetched") from error
+    except FileNotFoundError as error:
+        raise LoadFailed(f"{address}: {reason_of(error)}") from error
+    except (OSError, ValueError, errors.BaseError) as error:
+        raise Unreached(f"{address} cannot be reached: {reason_of(error)}") from error
 
 
 def reason_of(error: Exception) -> str:

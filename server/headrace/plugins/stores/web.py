@@ -10,20 +10,20 @@ index has changed, and one that does not answer with parts of files cannot offer
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.objects import RETRIES, TIMEOUTS, library, reason_of
+from headrace.plugins.stores.objects import RETRIES, TIMEOUTS, library, library_errors
 from headrace.plugins.stores.remote import (
     ModelState,
     RemoteContents,
     RemoteFile,
     RemoteStore,
     Unreached,
+    changing,
 )
 from headrace.repository.model_files import INDEX, MANIFEST, parse_manifest
 from headrace.repository.store import Store, StoreOptions
@@ -69,7 +69,7 @@ class WebRemote:
             secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             basic = f"Basic {base64.b64encode(secret).decode()}"
             client["default_headers"] = {"authorization": basic}
-        with self._explained():
+        with library_errors(self.address):
             self._store = self._library.store.HTTPStore.from_url(
                 self.address, client_options=client, retry_config=RETRIES
             )
@@ -87,20 +87,18 @@ class WebRemote:
         told = self._index().get(name)
         if told is None:
             raise LoadFailed(f"{self.address}: {name} is not there")
-        with self._explained():
+        with library_errors(self.address):
             manifest = bytes(self._library.get(self._store, f"{name}/{MANIFEST}").bytes())
         digests = parse_manifest(manifest)
         digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
         if digest != told.manifest or digests.keys() != told.sizes.keys():
-            raise LoadFailed(
-                f"{self.address}: {name} is being changed; it is brought once it rests"
-            )
+            raise changing(self.address, name)
         files = {path: RemoteFile(told.sizes[path], own, own) for path, own in digests.items()}
         return RemoteContents(told.manifest, files, manifest)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
         """Implements `Remote.read`."""
-        with self._explained():
+        with library_errors(self.address):
             key = f"{name}/{path}"
             given = {} if stop - start == file.size else {"range": (start, stop)}
             return bytes(self._library.get(self._store, key, options=given).bytes())
@@ -122,7 +120,7 @@ class WebRemote:
         """The index as of now, which is not sent if it has its tag still."""
         known = self._read
         given = {"if_none_match": known[0]} if known is not None and known[0] else {}
-        with self._explained():
+        with library_errors(self.address):
             try:
                 found = self._library.get(self._store, INDEX, options=given)
                 text, tag = bytes(found.bytes()), found.meta["e_tag"] or ""
@@ -136,18 +134,6 @@ class WebRemote:
                 ) from error
         self._read = tag, parse_index(text)
         return self._read[1]
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Raise errors of the library as `LoadFailed`, as `Unreached` unless of one file."""
-        try:
-            yield
-        except LoadFailed:
-            raise
-        except FileNotFoundError as error:
-            raise LoadFailed(f"{self.address}: {reason_of(error)}") from error
-        except (OSError, ValueError, self._library.exceptions.BaseError) as error:
-            raise Unreached(f"{self.address} cannot be reached: {reason_of(error)}") from error
 
 
 def web_store(address: str, options: StoreOptions) -> Store:
