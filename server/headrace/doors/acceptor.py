@@ -78,11 +78,11 @@ class Acceptor:
         room: Callable[[int], bool] = lambda connecting: True,
         proxies: TrustedProxies | None = None,
     ) -> None:
-        """`tls` is asked for the context of each connection; the rest is for TLS alone.
+        """`tls` is asked for the context of each connection; Unix sockets are without.
 
-        With `proxies` that announce clients, `make` must return a `Proxied`.
-
-        `room` is asked for each connection, with the number of those whose handshake is not over.
+        `handshake_secs` and `room` are for TLS alone. `room` is asked for each connection, with the
+        number of those whose handshake is not over. With `proxies` that announce clients, `make`
+        must return a `Proxied`.
         """
         self._loop = asyncio.get_running_loop()
         self._listener = listener
@@ -90,6 +90,8 @@ class Acceptor:
         self._shared = listener.get_inheritable()
         self._make = make
         self._failed = failed
+        if listener.family == socket.AF_UNIX:
+            tls = None
         self._tls = tls
         self._handshake_secs = handshake_secs if tls else None
         verifies = tls is not None and tls().verify_mode != ssl.CERT_NONE

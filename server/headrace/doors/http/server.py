@@ -65,10 +65,8 @@ class HttpServer:
     def start(self) -> None:
         """Start serving."""
         admission = self._state.admission
+        tls = None if self._tls is None else self._tls.current
         for listener in self._listeners:
-            tls = None
-            if self._tls is not None and listener.family != socket.AF_UNIX:
-                tls = self._tls.current
             acceptor = Acceptor(
                 listener, self._connection, admission.fail_accept, tls,
                 _HANDSHAKE_SECS, admission.has_room, admission.proxies,

@@ -62,10 +62,8 @@ class NativeServer(ServerContext):
 
     async def start(self, listeners: list[socket.socket]) -> None:
         """Start serving on bound sockets, with TLS except on Unix sockets."""
+        tls = None if self._tls is None else self._tls.current
         for listener in listeners:
-            tls = None
-            if self._tls is not None and listener.family != socket.AF_UNIX:
-                tls = self._tls.current
             acceptor = Acceptor(
                 listener, lambda: GrpcConnection(self), self.admission.fail_accept,
                 tls, PREFACE_SECS, self.admission.has_room, self.admission.proxies,
