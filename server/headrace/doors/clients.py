@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from headrace.api.audited import recording
 from headrace.api.gate import Gate
 from headrace.api.header_rules import HeaderRules
-from headrace.core.daemon_thread import run_in_daemon_thread
+from headrace.core.daemon_thread import NoResources, run_in_daemon_thread
 from headrace.core.identity import Access
 from headrace.core.plugins import OptionalPart
 from headrace.doors.grpc.call import BindingServer, GrpcServer, Handlers
@@ -93,7 +93,7 @@ GRPCIO: OptionalPart[Callable[[], MakeBindingServer]] = OptionalPart("grpcio")
 async def renew_tls(doors: Sequence[DoorTls], settled: bool = False) -> tuple[bool, str]:
     """Renew the TLS of doors, each as `DoorTls.renew`.
 
-    Returns whether any has changed, and what is wrong with the files of the others, "" if nothing.
+    Returns whether any has changed, and why others have not been read, "" if all have.
     """
 
     def renew() -> tuple[bool, str]:
@@ -105,7 +105,10 @@ async def renew_tls(doors: Sequence[DoorTls], settled: bool = False) -> tuple[bo
                 wrong.append(str(error))
         return changed, "; ".join(wrong)
 
-    return await run_in_daemon_thread(renew, "read TLS files")
+    try:
+        return await run_in_daemon_thread(renew, "read TLS files")
+    except NoResources as error:
+        return False, str(error)
 
 
 class ClientDoors:
@@ -122,7 +125,7 @@ class ClientDoors:
         self._access_log = config.access_log
         self._http: HttpServer | None = None
         self._grpc: list[GrpcServer] = []
-        self.tls: list[DoorTls] = []  # of the doors that have it
+        self.tls: list[DoorTls] = []  # of all doors that have it
 
     def open_http(
         self, config: HttpConfig, listeners: list[socket.socket], app: ASGIApp, entrance: Entrance
@@ -145,7 +148,7 @@ class ClientDoors:
             max_age_secs=config.max_age_secs,
             admission=self._admission,
             read_secs=config.read_secs,
-            tls=self._read(config.tls),
+            tls=self.read_tls(config.tls),
         )
         self._http.start()
         return self._http.port
@@ -158,7 +161,7 @@ class ClientDoors:
         grpcio does not tell clients of a Unix socket apart. Raises `LoadFailed` if the server is
         without that part, and `OSError`.
         """
-        tls = self._read(config.tls)
+        tls = self.read_tls(config.tls)
         given = handlers, self._admission, self._limit, self._access_log
         if listeners:
             native = NativeServer(*given, tls, config.options)
@@ -182,7 +185,7 @@ class ClientDoors:
         self.http_gate.follow(access)
         self.grpc_gate.follow(access)
 
-    def _read(self, files: TlsFiles | None) -> DoorTls | None:
+    def read_tls(self, files: TlsFiles | None) -> DoorTls | None:
         """The TLS of a door, which `tls` has from now on; raises `OSError`."""
         if files is None:
             return None

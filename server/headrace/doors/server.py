@@ -17,7 +17,6 @@ from headrace.api.handlers import unary_handlers
 from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import NAMED
 from headrace.build import scraper
-from headrace.core.errors import LoadFailed
 from headrace.core.limits import Shares
 from headrace.core.plugins import OptionalPart
 from headrace.core.quotas import Quotas
@@ -37,7 +36,6 @@ from headrace.doors.http.routes import LateApp, late_app
 from headrace.doors.http.server import HttpServer
 from headrace.doors.listeners import CLOSED, UnixSocket, bind, reserve
 from headrace.doors.memory import SUFFIX, MemoryDoor
-from headrace.doors.tls import DoorTls
 from headrace.engine.admission import Admission
 from headrace.engine.client_accounts import limit_clients
 from headrace.engine.engine import Engine
@@ -110,8 +108,7 @@ class ServerDoors:
         self._ports: list[socket.socket] = []  # reserved for front ends
         self._sockets: dict[str, UnixSocket] = {}  # by door
         self._memory: list[MemoryDoor] = []  # beside them
-        self._tls: list[DoorTls] = []  # of metrics and control, and in place of those of front ends
-        self._following: asyncio.Task[None] | None = None  # their files
+        self._following: asyncio.Task[None] | None = None  # the files of TLS
         engine.host.certificates = self._certificates
 
     async def open(self) -> None:
@@ -162,14 +159,14 @@ class ServerDoors:
             addresses[name] = shown = await self._open_other(name, address)
             print(f"{name:<8} {shown}")
         sys.stdout.flush()
-        if self._tls or self._clients.tls:
+        if self._clients.tls:
             self._following = asyncio.ensure_future(self._follow_tls())
 
     def _certificates(self) -> list[Certificate]:
         """The certificates of all doors, each file of a door once."""
         found = {
             (tls.files.door, file): Certificate(tls.files.door, file, expires)
-            for tls in (*self._tls, *self._clients.tls)
+            for tls in self._clients.tls
             for file, expires in tls.expiries.items()
         }
         return list(found.values())
@@ -211,7 +208,7 @@ class ServerDoors:
 
         Raises `OSError` with the reason why files of some doors stay as they are.
         """
-        changed, wrong = await renew_tls([*self._tls, *self._clients.tls], settled)
+        changed, wrong = await renew_tls(self._clients.tls, settled)
         if self._front_ends is not None and (changed or not (settled or wrong)):
             self._front_ends.renew_tls()
         if changed:
@@ -227,7 +224,7 @@ class ServerDoors:
             try:
                 await self.renew_tls(settled=True)
                 told = ""
-            except (OSError, LoadFailed) as error:  # the latter without a thread
+            except OSError as error:
                 if str(error) != told:
                     told = str(error)
                     log.error("TLS files stay as they are: %s", told)
@@ -366,7 +363,7 @@ class ServerDoors:
             CountedApp(app, answers, config.access_log),
             [listener], config.http_keep_alive_secs, config.http_body_timeout_secs, gate=gate,
             admission=engine.admission, read_secs=config.progress_timeout_secs,
-            tls=self._own_tls("http"),
+            tls=self._clients.read_tls(config.tls("http")),
         )  # fmt: skip
         self._control.start()
         return shown
@@ -387,20 +384,12 @@ class ServerDoors:
             LateApp([], build), [self._listen("metrics")], settings.http_keep_alive_secs,
             settings.http_body_timeout_secs,
             admission=Admission(0, 0, Shares(connections=_METRICS_CONNECTIONS)),
-            tls=self._own_tls("metrics"),
+            tls=self._clients.read_tls(settings.tls("metrics")),
         )  # fmt: skip
         server.start()
         scheme = "https" if settings.metrics_use_ssl else "http"
         engine.metrics_at = scheme, settings.metrics_address, server.port
         return server.port
-
-    def _own_tls(self, door: str) -> DoorTls | None:
-        """TLS by the settings of a door, for another than those of clients; raises `OSError`."""
-        files = self._settings.tls(door)
-        if files is None:
-            return None
-        self._tls.append(DoorTls(files))
-        return self._tls[-1]
 
     def _listeners(self, door: str, address: str) -> list[socket.socket]:
         """Bind a door's Unix socket and then its port; raises `OSError` that names the door."""
@@ -445,9 +434,9 @@ class ServerDoors:
         """Start front ends with the HTTP and gRPC doors; returns the ports, 0 for closed ones."""
         engine, config, make = self._engine, self._config, FRONT_ENDS.load()
         http, grpc = config.http, config.grpc
-        # What is wrong with the files is said here.
-        files = [each.tls for each in (http, grpc) if each is not None]
-        self._tls += [DoorTls(each) for each in files if each is not None]
+        for door in (http, grpc):
+            if door is not None:
+                self._clients.read_tls(door.tls)  # what is wrong with the files is said here
         if http is not None:
             port, inherited = self._keep("HTTP", http.address)
             http = replace(http, port=port, inherited=inherited)

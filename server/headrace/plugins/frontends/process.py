@@ -545,10 +545,7 @@ def main(descriptor: int) -> int:
 
 
 async def _renew_tls(doors: ClientDoors) -> None:
-    try:
-        _, wrong = await renew_tls(doors.tls)
-    except LoadFailed as error:  # no thread
-        wrong = str(error)
+    _, wrong = await renew_tls(doors.tls)
     if wrong:
         log.error("TLS files stay as they are in a front end: %s", wrong)
 
