@@ -212,11 +212,7 @@ class Sampler:
         if not self.rate or not self.remaining:
             return False
         self.seen += 1
-        if self.seen % self.rate:
-            return False
-        if self.remaining > 0:
-            self.remaining -= 1
-        return True
+        return self.seen % self.rate == 0 and self.take()
 
     def take(self) -> bool:
         """Count a request that is traced whatever the rate is; False if the count is reached."""
