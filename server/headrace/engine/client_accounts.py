@@ -291,11 +291,13 @@ def client_key(identity: Identity, address: str, by_address: bool = False) -> st
     return network_of(address)
 
 
-def limit_clients(admission: Admission, quotas: Quotas | None) -> None:
+def limit_clients(
+    admission: Admission, quotas: Quotas | None, kind: type[QuotaClients] = QuotaClients
+) -> None:
     """Apply quotas from now on, also to open connections; None for none.
 
-    Those that have not changed keep their clients' accounts.
+    Those that have not changed keep their clients' accounts. `kind` says what keeps these.
     """
     before = admission.clients if isinstance(admission.clients, QuotaClients) else None
-    clients = None if quotas is None else QuotaClients(quotas, admission.quota_refused, before)
+    clients = None if quotas is None else kind(quotas, admission.quota_refused, before)
     admission.limit_clients(clients)

@@ -51,7 +51,7 @@ from headrace.doors.http.generate import inference_routes
 from headrace.doors.http.infer import BareRoute, Disconnected
 from headrace.doors.listeners import CLOSED, bind
 from headrace.engine.admission import Admission, Held
-from headrace.engine.client_accounts import QuotaClients
+from headrace.engine.client_accounts import limit_clients
 from headrace.engine.entrance import NOTHING_KNOWN, Readiness
 from headrace.ipc.allocation import keep_memory
 from headrace.ipc.frames import IN_FILE, INLINE, BrokenFrame, Header
@@ -256,12 +256,7 @@ class EngineSession:
 
     def limit_clients(self) -> None:
         """Apply the quotas that the engine has sent."""
-        admission, quotas = self._admission, read_document(self.quotas)
-        before = admission.clients if isinstance(admission.clients, QuotaClients) else None
-        clients = None
-        if quotas is not None:
-            clients = FrontEndClients(quotas, admission.quota_refused, before)
-        admission.limit_clients(clients)
+        limit_clients(self._admission, read_document(self.quotas), FrontEndClients)
 
     def refused(self, counts: Counter[tuple[str, str]]) -> None:
         """Report requests refused here for quotas since the last report."""
