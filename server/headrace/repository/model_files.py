@@ -36,6 +36,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from threading import get_ident
 from typing import NamedTuple, TypeAlias
 
 from headrace.core.errors import LoadFailed
@@ -421,7 +422,7 @@ def write_manifest(directory: Path) -> Mapping[str, str]:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file in one step: readers see the one before, or all of it; raises `OSError`."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}")
     try:
         draft.write_bytes(content)
         draft.replace(path)

@@ -33,7 +33,7 @@ from threading import Event, Lock, get_ident
 from typing import Any, NamedTuple
 
 from headrace.core.errors import LoadFailed
-from headrace.repository.model_files import MANIFEST
+from headrace.repository.model_files import MANIFEST, replace_file
 from headrace.repository.store import Lease
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class StoreCache:
                     _seal(target)
             (path / MANIFEST).write_bytes(manifest)
             told = {"model": model, "files": {n: list(c) for n, c in files.items()}}
-            _replace(path.with_suffix(".json"), json.dumps(told).encode())
+            replace_file(path.with_suffix(".json"), json.dumps(told).encode())
         return True
 
     # --- objects
@@ -232,7 +232,7 @@ class StoreCache:
     def keep_digest(self, key: str, digest: str) -> None:
         """Keep the digest of a file, so that it is not fetched again. Only within `making`."""
         with self._written():
-            _replace(self.root / "digests" / key, digest.encode())
+            replace_file(self.root / "digests" / key, digest.encode())
 
     # --- listings
 
@@ -249,7 +249,7 @@ class StoreCache:
         with suppress(OSError, LoadFailed):
             self._make_directories()
             document = json.dumps({"store": store, "models": models}).encode()
-            _replace(self._listing(store), document)
+            replace_file(self._listing(store), document)
 
     # --- size
 
@@ -415,12 +415,6 @@ def _is_sound(path: Path, size: int) -> bool:
 def _seal(path: Path) -> None:
     path.chmod(0o444)
     os.utime(path, ns=(_CHANGED_NS, _CHANGED_NS))
-
-
-def _replace(path: Path, content: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}")
-    draft.write_bytes(content)
-    draft.replace(path)
 
 
 def _wait(stopped: Event) -> None:
