@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from headrace.core.datatypes import Datatype
+from headrace.plugins.access.keys import new_key
 from tests.contract import graphs
 from tests.models.onnx_graphs import add_sub, write_model
 from tests.support.server_process import ServerProcess, clean_server
@@ -225,6 +226,55 @@ def test_calls_are_counted_by_door(client: Any, server: ServerProcess) -> None:
     exchange(client, "numbers", numbers(1))
     text = httpx.get(f"http://{server.metrics}/metrics").text
     assert re.search(r'headrace_\w+\{.*door="flight".*operation="infer".*\} [1-9]', text)
+
+
+_QUOTAS = """
+[roles.all]
+may = ["*"]
+[keys.ann]
+hash = "%s"
+roles = "all"
+[keys.bob]
+hash = "%s"
+roles = "all"
+[[quotas]]
+name = "own"
+of = ["ann"]
+requests_per_sec = 0.001
+burst = 2
+[[quotas]]
+name = "near"
+of = ["address"]
+requests_per_sec = 0.001
+burst = 3
+"""
+
+
+def test_quotas_of_clients_and_of_addresses_behind_a_proxy(tmp_path: Path) -> None:
+    write_table_models(tmp_path / "models")
+    ann, bob = new_key(), new_key()
+    rules = tmp_path / "access.toml"
+    rules.write_text(_QUOTAS % (ann.hash, bob.hash))
+    options = ["--door=flight=0", f"--access={rules}", "--trusted-proxies=127.0.0.0/8"]
+    with (
+        ServerProcess(tmp_path / "models", options=options) as process,
+        flight.connect(re.search(r"^flight +(grpc://\S+)$", process.output, re.M)[1]) as client,  # type: ignore[index]
+    ):
+
+        def given(key: str, address: str) -> Sequence[tuple[bytes, bytes]]:
+            sent = {"authorization": f"Bearer {key}", "x-forwarded-for": address}
+            return [(name.encode(), value.encode()) for name, value in sent.items()]
+
+        first = given(ann.key, "192.0.2.1")
+        for _ in range(2):
+            exchange(client, "numbers", numbers(1), headers=first)
+        with pytest.raises(pa.ArrowException, match="of its quota 'own'"):
+            refused(client, "numbers", numbers(1), headers=first)
+        second = given(bob.key, "192.0.2.1")
+        exchange(client, "numbers", numbers(1), headers=second)
+        with pytest.raises(pa.ArrowException, match="of its quota 'near'"):
+            refused(client, "numbers", numbers(1), headers=second)
+        exchange(client, "numbers", numbers(1), headers=given(bob.key, "192.0.2.2"))
 
 
 def test_a_server_that_ends_answers_what_it_has_taken(tmp_path: Path) -> None:

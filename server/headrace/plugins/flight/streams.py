@@ -26,7 +26,7 @@ from headrace.core.errors import (
     ServerError,
     ServerExiting,
 )
-from headrace.core.identity import Permission
+from headrace.core.identity import Identity, Permission
 from headrace.core.limits import Charge, Payer, uncharged
 from headrace.core.signature import Signature
 from headrace.doors.door import DoorCall
@@ -93,6 +93,7 @@ class BatchCall(DoorCall):
     def __init__(self, stream: "TableStream", *charged: Any) -> None:
         super().__init__(*charged)
         self.stream = stream
+        self.named = stream.named
         self.message: Message | None = None
         self.error: ServerError | None = None
         self.size = 0  # bytes of the answer
@@ -111,9 +112,10 @@ class BatchCall(DoorCall):
         """Implements `Call.remaining`."""
         return self.stream.peer.remaining()
 
-    def admit(self, model: str, nbytes: int) -> None:
-        """Charge the batch to a model; raises `ServerError`."""
-        self.account = self.account.of(self.context.identity, model)
+    def admit(self, identity: Identity, model: str, nbytes: int) -> None:
+        """Charge the batch of a client to a model; raises `ServerError`."""
+        self.context = context_of(identity)
+        self.account = self.account.of(identity, model, self.named)
         self.account.enter(nbytes)
         self.nbytes, self._entered = nbytes, True
 
@@ -183,6 +185,7 @@ class TableStream(StreamSession):
         self._parcels = parcels
         self._sink: Sink = peer
         self._account = peer.account
+        self.named = peer.account.named(peer.metadata())  # as in `DoorCall`
         self._answers = engine.admission.answers.of("flight", "infer")
         self._model = ("", "")
         self._reader = BatchReader()
@@ -219,7 +222,7 @@ class TableStream(StreamSession):
             slot = BatchCall(self, self._account, self._answers)
             self._slots.append(slot)
             try:
-                slot.admit(self._model[0], len(message))
+                slot.admit(self.peer.identify(), self._model[0], len(message))
             except ServerError as error:
                 slot.fail(error)
                 return
