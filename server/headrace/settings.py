@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.api.header_rules import GRPC_PREFIX, HeaderRules
 from headrace.api.operations import Category
@@ -1039,22 +1039,15 @@ class Settings:
 
     def tls(self, door: str) -> TlsFiles | None:
         """The TLS files of `http`, `grpc` or `metrics`; None without TLS."""
-        own = {
-            name: getattr(self, f"{door}_{name}")
-            for name in (
-                "use_ssl",
-                "use_ssl_mutual",
-                "server_cert",
-                "server_key",
-                "root_cert",
-                "crl",
-            )
-        }
-        if not own["use_ssl"]:
+
+        def own(name: str) -> Any:
+            return getattr(self, f"{door}_{name}")
+
+        if not own("use_ssl"):
             return None
         return TlsFiles(
-            door, own["server_cert"], own["server_key"], own["root_cert"], own["use_ssl_mutual"],
-            own["crl"], self.tls_min_version, self.tls_ciphers,
+            door, own("server_cert"), own("server_key"), own("root_cert"), own("use_ssl_mutual"),
+            own("crl"), self.tls_min_version, self.tls_ciphers,
         )  # fmt: skip
 
     @property

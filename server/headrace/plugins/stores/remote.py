@@ -355,7 +355,6 @@ class RemoteStore(Store):
     ) -> Mapping[str, str]:
         """Fetch files into the cache; returns their digests."""
         found: dict[str, str] = {}
-        small: list[Callable[[], None]] = []
 
         def whole(path: str, file: RemoteFile) -> None:
             content = self._read(name, path, file, 0, file.size, fetching)
@@ -363,9 +362,7 @@ class RemoteStore(Store):
             if file.digest and found[path] != file.digest:
                 raise LoadFailed(_other_content(self.address, name, path))
 
-        for path, file in files.items():
-            if file.size <= PART:
-                small.append(partial(whole, path, file))
+        small = [partial(whole, *each) for each in files.items() if each[1].size <= PART]
         _run_all(small, self._stopped)
         for path, file in files.items():
             if file.size > PART:
