@@ -231,3 +231,23 @@ def test_no_name_leaves_the_target(name: str, tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="cannot be the name of a model's directory"):
         Directory(tmp_path / "target").publish(name, source, manifest_of(source))
     assert not (tmp_path / "target").exists()
+
+
+def test_a_model_that_cannot_be_replaced_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    write(source / "1" / "model.py", "new")
+    write(tmp_path / "target" / "a" / "1" / "model.py", "old")
+    rename = Path.rename
+
+    def rename_others(self: Path, target: Path) -> Path:
+        if ".new." in self.name:
+            raise OSError("no space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename_others)
+    with pytest.raises(LoadFailed, match="cannot be written: no space left"):
+        Directory(tmp_path / "target").publish("a", source, manifest_of(source))
+    assert (tmp_path / "target" / "a" / "1" / "model.py").read_text() == "old"
+    assert [each.name for each in (tmp_path / "target").iterdir()] == ["a"]

@@ -81,7 +81,12 @@ class Directory(Store):
             (draft / MANIFEST).write_bytes(manifest)
             if target.exists():
                 target.rename(old)
-            draft.rename(target)
+            try:
+                draft.rename(target)
+            except OSError:
+                if old.exists():
+                    old.rename(target)
+                raise
         except OSError as error:
             raise LoadFailed(f"{target} cannot be written: {error}") from error
         finally:
