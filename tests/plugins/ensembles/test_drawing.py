@@ -27,6 +27,21 @@ def test_boxes_are_in_the_order_of_the_steps() -> None:
     assert layers == {"x<y": 0, "left": 1, "right 2": 1, "meet": 2, "sum": 3}
 
 
+def test_steps_that_each_need_all_steps_of_the_layer_before() -> None:
+    deep = ModelConfig(name="e")
+    deep.input.add(name="a0")
+    deep.input.add(name="b0")
+    for layer in range(40):  # with 2^40 ways from the inputs to the output
+        for name in "ab":
+            made = deep.ensemble_scheduling.step.add(model_name="m")
+            made.input_map.update({"A": f"a{layer}", "B": f"b{layer}"})
+            made.output_map["C"] = f"{name}{layer + 1}"
+    deep.output.add(name="a40")
+    boxes = drawing(deep).boxes
+    assert [boxes[f"step{number}"].layer for number in (0, 1, 2, 79)] == [1, 1, 2, 40]
+    assert boxes["out0"].layer == 41
+
+
 def test_mermaid() -> None:
     assert draw(config(), "mermaid").splitlines() == [
         "flowchart LR",

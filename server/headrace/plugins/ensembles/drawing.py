@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from xml.sax.saxutils import escape
 
-from headrace.plugins.ensembles.graph import EnsembleStep, read_steps
+from headrace.plugins.ensembles.graph import EnsembleStep, predecessors, read_steps
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 _WIDTH, _HEIGHT = 180, 44  # of a box, in pixels
@@ -43,11 +44,12 @@ def drawing(config: ModelConfig) -> Drawing:
     boxes = {f"in{n}": Box(one.name, 0, True) for n, one in enumerate(config.input)}
     sources = {one.name: f"in{n}" for n, one in enumerate(config.input)}
     sources |= {t: f"step{step.number}" for step in steps for t in step.outputs.values()}
+    layers = _layers(steps)
     edges = []
     for step in steps:
         name = f"step{step.number}"
         version = f" {step.version}" if step.version else ""
-        boxes[name] = Box(step.model + version, _layer(step, steps))
+        boxes[name] = Box(step.model + version, layers[step.number])
         edges += [(sources[tensor], name, tensor) for tensor in dict.fromkeys(step.inputs.values())]
     last = max(box.layer for box in boxes.values()) + 1
     for number, output in enumerate(config.output):
@@ -56,10 +58,13 @@ def drawing(config: ModelConfig) -> Drawing:
     return Drawing(boxes, edges)
 
 
-def _layer(step: EnsembleStep, steps: Sequence[EnsembleStep]) -> int:
-    needed = set(step.inputs.values())
-    before = [one for one in steps if needed.intersection(one.outputs.values())]
-    return 1 + max((_layer(one, steps) for one in before), default=0)
+def _layers(steps: Sequence[EnsembleStep]) -> dict[int, int]:
+    """The layer of each step: one behind those whose outputs it needs."""
+    before = predecessors(steps)
+    found: dict[int, int] = {}
+    for number in TopologicalSorter(before).static_order():
+        found[number] = 1 + max((found[each] for each in before[number]), default=0)
+    return found
 
 
 def as_mermaid(config: ModelConfig) -> str:

@@ -120,7 +120,7 @@ def graph_problems(config: ModelConfig, steps: Sequence[EnsembleStep]) -> Iterat
 
 def _circle(steps: Sequence[EnsembleStep]) -> list[EnsembleStep]:
     """Steps of which each needs a tensor of the one before; [] if there are none."""
-    sorter: TopologicalSorter[int] = TopologicalSorter(_predecessors(steps))
+    sorter: TopologicalSorter[int] = TopologicalSorter(predecessors(steps))
     try:
         sorter.prepare()
     except CycleError as error:
@@ -128,12 +128,18 @@ def _circle(steps: Sequence[EnsembleStep]) -> list[EnsembleStep]:
     return []
 
 
-def _predecessors(steps: Sequence[EnsembleStep]) -> dict[int, set[int]]:
-    by_tensor = {tensor: step.number for step in steps for tensor in step.outputs.values()}
+def predecessors(steps: Sequence[EnsembleStep]) -> dict[int, set[int]]:
+    """The steps, by number, whose outputs each step needs."""
+    makers = _makers(steps)
     return {
-        step.number: {by_tensor[t] for t in step.inputs.values() if t in by_tensor}
+        step.number: {makers[tensor] for tensor in step.inputs.values() if tensor in makers}
         for step in steps
     }
+
+
+def _makers(steps: Sequence[EnsembleStep]) -> dict[str, int]:
+    """The number of the step that produces each tensor."""
+    return {tensor: step.number for step in steps for tensor in step.outputs.values()}
 
 
 class EdgeEnd(NamedTuple):
@@ -212,18 +218,19 @@ class Graph:
         names = tuple(n for n in self.signature.names if n in outputs) or tuple(
             self.signature.names
         )
-        by_tensor = {t: step.number for step in self.steps for t in step.outputs.values()}
-        needed, left = set[int](), [by_tensor[name] for name in names]
+        makers = _makers(self.steps)
+        ends = [makers[name] for name in names]
+        needed, left = set[int](), list(ends)
         while left:
             if (number := left.pop()) not in needed:
                 needed.add(number)
                 inputs = self.steps[number].inputs.values()
-                left += [by_tensor[tensor] for tensor in inputs if tensor in by_tensor]
+                left += [makers[tensor] for tensor in inputs if tensor in makers]
         consumers: dict[str, tuple[int, ...]] = {}
         for number in sorted(needed):
             for tensor in dict.fromkeys(self.steps[number].inputs.values()):
                 consumers[tensor] = (*consumers.get(tensor, ()), number)
-        found = (self.domain_after(by_tensor[name]) for name in names)
+        found = (_domain_after(self.domains, self.decoupled, number) for number in ends)
         wanted: dict[int, tuple[str, ...]] = {}
         for number in needed:
             outputs_of = self.steps[number].outputs.items()
@@ -231,11 +238,6 @@ class Graph:
             wanted[number] = () if len(asked) == self.counts[number] else asked
         sizes = Counter(self.domains[number] for number in needed)
         return Plan(names, consumers, max(found, key=len), sizes, wanted)
-
-    def domain_after(self, number: int) -> Domain:
-        """The domain of a step's outputs."""
-        domain = self.domains[number]
-        return (*domain, number) if number in self.decoupled else domain
 
     def fitted(self, number: int, name: str, tensor: Tensor) -> Tensor:
         """A tensor under the name, and in the shape, of what consumes it."""
@@ -269,7 +271,8 @@ def use_problems(
     sources = _sources(signature, steps, used)
     for path, source, target in _edges(signature, steps, used, sources):
         yield from _edge_problems(path, source, target)
-    domains, joined = _domains(steps, {s.number for s in steps if used[s.used].decoupled})
+    decoupled = _decoupled(steps, used)
+    domains, joined = _domains(steps, decoupled)
     for number in joined:
         yield (
             _STEP.format(number),
@@ -277,8 +280,8 @@ def use_problems(
             " models, whose responses do not belong to each other",
         )
     if not joined:
-        by_tensor = {t: step.number for step in steps for t in step.outputs.values()}
-        ends = [_after(domains, used, steps[by_tensor[name]]) for name in signature.names]
+        makers = _makers(steps)
+        ends = [_domain_after(domains, decoupled, makers[name]) for name in signature.names]
         longest = max(ends, key=len)
         for name, end in zip(signature.names, ends, strict=True):
             if longest[: len(end)] != end:
@@ -292,7 +295,7 @@ def use_problems(
 def make_graph(config: ModelConfig, signature: Signature, used: Mapping[Used, Signature]) -> Graph:
     """The graph of a configuration without problems."""
     steps = read_steps(config)
-    decoupled = frozenset(step.number for step in steps if used[step.used].decoupled)
+    decoupled = _decoupled(steps, used)
     domains, _ = _domains(steps, decoupled)
     found: dict[tuple[int, str], Fit] = {}
     sources = _sources(signature, steps, used)
@@ -396,15 +399,20 @@ def _agree(one: Shape, other: Shape) -> bool:
     )
 
 
-def _domains(steps: Sequence[EnsembleStep], decoupled: set[int] | frozenset[int]) -> tuple[
-    list[Domain], list[int]
-]:  # fmt: skip
+def _decoupled(steps: Sequence[EnsembleStep], used: Mapping[Used, Signature]) -> frozenset[int]:
+    """The numbers of the steps whose models are decoupled."""
+    return frozenset(step.number for step in steps if used[step.used].decoupled)
+
+
+def _domains(
+    steps: Sequence[EnsembleStep], decoupled: frozenset[int]
+) -> tuple[list[Domain], list[int]]:
     """The domain of each step, and the steps that join tensors of different ones."""
-    before = _predecessors(steps)
+    before = predecessors(steps)
     domains: list[Domain] = [()] * len(steps)
     joined: list[int] = []
     for number in TopologicalSorter(before).static_order():
-        found = [(*domains[n], n) if n in decoupled else domains[n] for n in before[number]]
+        found = [_domain_after(domains, decoupled, n) for n in before[number]]
         longest = max(found, key=len, default=())
         if any(longest[: len(domain)] != domain for domain in found):
             joined.append(number)
@@ -412,6 +420,7 @@ def _domains(steps: Sequence[EnsembleStep], decoupled: set[int] | frozenset[int]
     return domains, joined
 
 
-def _after(domains: Sequence[Domain], used: Mapping[Used, Signature], step: EnsembleStep) -> Domain:
-    domain = domains[step.number]
-    return (*domain, step.number) if used[step.used].decoupled else domain
+def _domain_after(domains: Sequence[Domain], decoupled: frozenset[int], number: int) -> Domain:
+    """The domain of a step's outputs."""
+    domain = domains[number]
+    return (*domain, number) if number in decoupled else domain
