@@ -33,6 +33,11 @@ class TensorSpec:
     reshape: Shape | None = None
     columns: tuple[str, ...] = ()
 
+    @property
+    def model_dims(self) -> Shape:
+        """The shape of a row as the model sees it."""
+        return self.dims if self.reshape is None else self.reshape
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:

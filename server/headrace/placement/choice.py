@@ -244,8 +244,7 @@ def _row_bytes(spec: TensorSpec) -> int:
 
 def _row_shape(spec: TensorSpec) -> Shape:
     """A row's shape for the model, with 1 for every variable dimension."""
-    dims = spec.dims if spec.reshape is None else spec.reshape
-    return tuple(1 if d == -1 else d for d in dims)
+    return tuple(1 if d == -1 else d for d in spec.model_dims)
 
 
 def _zeros(spec: TensorSpec, signature: Signature, rows: int) -> Array:

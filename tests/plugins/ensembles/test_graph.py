@@ -1,9 +1,14 @@
 """The graph of an ensemble: domains, plans, and changes of shape."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from headrace.plugins.ensembles.graph import Fit, use_problems
+from headrace.core.datatypes import Datatype
+from headrace.core.signature import Signature, TensorSpec
+from headrace.core.tensors import Tensor
+from headrace.plugins.ensembles.graph import Fit, make_graph, use_problems
 from tests.plugins.ensembles.graphs import Steps, described, graph_of
 
 STEPS: Steps = {
@@ -73,3 +78,14 @@ def test_changes_of_shape_at_edges(
     fitted = fit(array)
     assert fitted.shape == expected
     assert np.shares_memory(np.asarray(fitted), array)
+
+
+def test_an_output_that_clients_see_with_an_axis_more_than_its_model() -> None:
+    config, signature, used = described(["x"], ["y"], {"m": (["x"], ["y"])})
+    seen = TensorSpec("y", Datatype.FP32, (1,), reshape=())
+    signature = replace(signature, outputs=(seen,))
+    each = (TensorSpec("y", Datatype.FP32, ()),)  # a number a row
+    used = {name: Signature("m", 4, model.inputs, each) for name, model in used.items()}
+    assert list(use_problems(config, signature, used)) == []
+    made = Tensor("y", Datatype.FP32, np.ones(1, np.float32))
+    assert make_graph(config, signature, used).fitted(-1, "y", made).array.shape == ()

@@ -308,7 +308,7 @@ def make_graph(config: ModelConfig, signature: Signature, used: Mapping[Used, Si
     for spec in signature.outputs:
         source = sources[spec.name].batches
         if source is not signature.batches:
-            found[-1, spec.name] = Fit(source, signature.batches, spec.reshape or spec.dims)
+            found[-1, spec.name] = Fit(source, signature.batches, spec.model_dims)
     most = config.ensemble_scheduling.max_inflight_requests
     counts = [len(used[step.used].outputs) for step in steps]
     return Graph(signature, steps, most, domains, decoupled, found, counts)
@@ -342,8 +342,7 @@ def _sources(
     """The producer of each tensor, by the tensor's name."""
     found = {
         spec.name: EdgeEnd(
-            f"input '{spec.name}' of the ensemble", spec,
-            spec.dims if spec.reshape is None else spec.reshape, signature.batches,
+            f"input '{spec.name}' of the ensemble", spec, spec.model_dims, signature.batches,
         )
         for spec in signature.inputs
     }  # fmt: skip
@@ -371,9 +370,9 @@ def _edges(
             target = EdgeEnd(who, spec, spec.dims, model.batches)
             yield step.input_path(name), sources[tensor], target
     for index, spec in enumerate(signature.outputs):
-        dims = spec.dims if spec.reshape is None else spec.reshape
-        end = EdgeEnd(f"output '{spec.name}' of the ensemble", spec, dims, signature.batches)
-        yield f"output[{index}]", sources[spec.name], end
+        who = f"output '{spec.name}' of the ensemble"
+        target = EdgeEnd(who, spec, spec.model_dims, signature.batches)
+        yield f"output[{index}]", sources[spec.name], target
 
 
 def _edge_problems(path: str, source: EdgeEnd, target: EdgeEnd) -> Iterator[Problem]:
