@@ -29,7 +29,6 @@ from headrace.scheduling.policy import BatchPolicy
 
 _PATH = "sequence_batching"
 _FOLDER = "initial_state"  # of the model, with the files of initial states
-_KINDS = tuple(Kind)
 _Message: TypeAlias = pb.ModelSequenceBatching.Control
 
 
@@ -141,4 +140,4 @@ def _data_type(control: _Message) -> pb.DataType.ValueType:
 def _control(name: str, told: _Message) -> ControlInput:
     datatype = BY_CONFIG_NUMBER[_data_type(told)]
     values = told.int32_false_true or told.fp32_false_true or told.bool_false_true
-    return ControlInput(name, _KINDS[told.kind], datatype, tuple(values))
+    return ControlInput(name, Kind(told.kind), datatype, tuple(values))
