@@ -1,6 +1,5 @@
 """The backend of ensembles: models without files, whose steps run other models."""
 
-import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -187,4 +186,3 @@ class EnsemblePlacement(Placement):
 
     async def closed(self) -> None:
         """Return at once: no process or thread belongs to an ensemble."""
-        await asyncio.sleep(0)

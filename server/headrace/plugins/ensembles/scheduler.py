@@ -9,7 +9,7 @@ Invariant: `EnsembleRun.calls` has every call of a step that was submitted and h
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from time import monotonic_ns
 
@@ -24,6 +24,7 @@ from headrace.core.call import (
 )
 from headrace.core.errors import Cancelled, ExecutionFailed, QueueTimeout, ServerError, is_fault
 from headrace.core.limits import ModelLoad
+from headrace.core.tensors import Tensor
 from headrace.observability.statistics import StepCounts, VersionStatistics
 from headrace.placement.placement import ModelServices
 from headrace.plugins.ensembles.graph import Graph
@@ -179,9 +180,7 @@ class EnsembleRun(Owner):
         try:
             self._go(self._progress.begin(self.call.inputs))
         except ServerError as error:
-            self._end()
-            told = self._told(error)
-            self._count_failure(told)
+            told = self._end_failed(error)
             self._let_go()
             try:
                 raise told from None
@@ -250,7 +249,7 @@ class EnsembleRun(Owner):
         """Make the moves that follow from an event; raises `ServerError`."""
         last = len(moves.responses) - 1 if self._progress.over else -1
         for number, outputs in enumerate(moves.responses):
-            self._respond({tensor.name: tensor.array for tensor in outputs}, number == last)
+            self._respond(outputs, number == last)
         for start in moves.starts:
             if self._over:
                 return
@@ -296,10 +295,10 @@ class EnsembleRun(Owner):
 
     # --- the way back
 
-    def _respond(self, arrays: dict[str, object], final: bool) -> None:
+    def _respond(self, outputs: Iterable[Tensor], final: bool) -> None:
         call, scheduler = self.call, self.scheduler
         timing = Timing(0, monotonic_ns() - call.arrived, call.rows)
-        part = Part(arrays, {})  # type: ignore[arg-type]
+        part = Part({tensor.name: tensor.array for tensor in outputs}, {})
         signature = scheduler.graph.signature
         response = part.response_to(signature, scheduler.version, call, timing)
         if final:
@@ -329,23 +328,19 @@ class EnsembleRun(Owner):
         )
 
     def _fail(self, error: ServerError) -> None:
-        self._end()
-        told = self._told(error)
-        self._count_failure(told)
-        self.call.pass_end(told)
+        self.call.pass_end(self._end_failed(error))
         self._let_go()
 
-    def _told(self, error: ServerError) -> ServerError:
-        """The error of a step for the request's client, in Triton's words."""
-        told = copy(error).without_frames()
-        told.args = (f"in ensemble '{self.scheduler.graph.signature.model}', {error}",)
-        return told.of_request(0, monotonic_ns() - self.call.arrived, self.call.rows)
-
-    def _count_failure(self, error: ServerError) -> None:
+    def _end_failed(self, error: ServerError) -> ServerError:
+        """Count the request as failed; returns the error for its client, in Triton's words."""
+        self._end()
+        call, scheduler = self.call, self.scheduler
+        took = monotonic_ns() - call.arrived
         reason = "CANCELED" if isinstance(error, Cancelled) else "OTHER"
-        took = monotonic_ns() - self.call.arrived
-        fault = is_fault(error, self.call.started)
-        self.scheduler.statistics.request_failed(reason, took, fault)
+        scheduler.statistics.request_failed(reason, took, is_fault(error, call.started))
+        told = copy(error).without_frames()
+        told.args = (f"in ensemble '{scheduler.graph.signature.model}', {error}",)
+        return told.of_request(0, took, call.rows)
 
     def _let_go(self) -> None:
         """Forget the request, which has been answered: it has the tensors of its steps."""
