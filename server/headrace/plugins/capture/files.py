@@ -19,6 +19,9 @@ _AT_ONCE_BYTES = 4 << 20  # of lines
 _PART_BYTES = 32 << 20  # of a Parquet part's documents
 _PART_SECS = 60.0
 _NESTED = ("parameters", "inputs", "responses")  # columns with JSON
+_COLUMNS = (
+    "time", "model", "version", "id", "door", "key", "duration_ms", "status", "error", *_NESTED,
+)  # fmt: skip
 
 
 class RecordWriter(Protocol):
@@ -126,21 +129,8 @@ class ParquetParts:
         import pyarrow.parquet as pq
 
         rows, self._waiting, self._nbytes = self._waiting, [], 0
-        floats, numbers = ("duration_ms",), ("status",)
-        names = (
-            "time",
-            "model",
-            "version",
-            "id",
-            "door",
-            "key",
-            *floats,
-            *numbers,
-            "error",
-            *_NESTED,
-        )
-        kinds = {**dict.fromkeys(floats, pa.float64()), **dict.fromkeys(numbers, pa.int32())}
-        schema = pa.schema([(name, kinds.get(name, pa.string())) for name in names])
+        kinds = {"duration_ms": pa.float64(), "status": pa.int32()}
+        schema = pa.schema([(name, kinds.get(name, pa.string())) for name in _COLUMNS])
         self._last = max(self._last + 1, time_ns() // 1_000_000)
         whole = self._path.with_name(f"{self._path.stem}-{self._last:020d}{self._path.suffix}")
         partial = whole.with_suffix(".partial")

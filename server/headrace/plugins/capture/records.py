@@ -17,10 +17,10 @@ import orjson
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.tensors import Tensor
+from headrace.core.tensors import Tensor, TensorArray, raw_bytes
 
 REDACTED, OMITTED = "redacted", "omitted"
-_FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16)
+FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16})
 
 
 @dataclass(slots=True)
@@ -94,19 +94,19 @@ def _tensor(tensor: CapturedTensor) -> dict[str, Any]:
         try:
             return found | {"data": [each.decode() for each in strings]}
         except UnicodeDecodeError:
-            return found | {"raw": b64encode(b"".join(map(_prefixed, strings))).decode()}
+            return found | _raw(data)
     array = np.ascontiguousarray(data).ravel()
-    if tensor.datatype in _FLOATS:
+    if tensor.datatype in FLOATS:
         wide = array.astype(np.float64)
         if not np.isfinite(wide).all():
-            return found | {"raw": b64encode(array.tobytes()).decode()}
+            return found | _raw(array)
         # The shortest text of a float32 is exact for that, and shorter than a float64's.
         return found | {"data": array if tensor.datatype is Datatype.FP32 else wide}
     return found | {"data": array}
 
 
-def _prefixed(element: bytes) -> bytes:
-    return len(element).to_bytes(4, "little") + element
+def _raw(array: TensorArray) -> dict[str, str]:
+    return {"raw": b64encode(raw_bytes(array)).decode()}
 
 
 # --- and back
@@ -162,7 +162,7 @@ def _tensors(documents: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Tensor],
             if datatype is Datatype.BYTES:
                 array = np.array([text.encode() for text in data], object)
             else:
-                exact = np.float64 if datatype in _FLOATS else NUMPY[datatype]
+                exact = np.float64 if datatype in FLOATS else NUMPY[datatype]
                 array = np.array(data, exact).astype(NUMPY[datatype])
             found[name] = Tensor(name, datatype, array.reshape(shape))
         else:

@@ -13,7 +13,7 @@ import numpy as np
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Tensor
 from headrace.plugins.capture.files import read_documents
-from headrace.plugins.capture.records import CapturedRequest, request_of
+from headrace.plugins.capture.records import FLOATS, CapturedRequest, request_of
 
 
 class NotReplayed(Exception):
@@ -135,7 +135,7 @@ def _alike(tensor: Tensor, given: Any) -> bool:
         return False
     if tensor.datatype is Datatype.BYTES:
         return [_bytes(one) for one in array.ravel()] == list(np.asarray(tensor.array).ravel())
-    if tensor.datatype.value.startswith(("FP", "BF")):
+    if tensor.datatype in FLOATS:
         wide = array.astype(np.float64), np.asarray(tensor.array, np.float64)
         return bool(np.allclose(*wide, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True))
     return bool(np.array_equal(array, np.asarray(tensor.array)))

@@ -5,11 +5,10 @@ loop is a hash of a short text, and copies of at most `payload_bytes` for each c
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from time import monotonic_ns, time_ns
-from typing import Protocol
 
 from headrace.core.call import Call, InferResponse, Stage, Submit
 from headrace.core.errors import Cancelled, ServerError
@@ -17,6 +16,7 @@ from headrace.core.tensors import Tensor
 from headrace.observability.capture import CaptureOptions
 from headrace.observability.traces import size_within
 from headrace.observability.writing import WritingThread
+from headrace.plugins.capture.files import RecordWriter
 from headrace.plugins.capture.records import OMITTED, REDACTED, CapturedCall, CapturedTensor
 from headrace.protocol.status import STATUS
 from headrace.scheduling.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START
@@ -24,19 +24,14 @@ from headrace.scheduling.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_ST
 _CLOSE_SECS = 5.0
 _PARAMETER = "parameter:"  # before a pattern of --capture-redact
 _WHOLE = 1 << 64
-
-
-class Lossy(Protocol):
-    """A writer that counts the records that it could not write."""
-
-    unwritten: int
+_MOST_RESPONSES = 1_000  # of a call; further ones are left out
 
 
 class PayloadCapture:
     """A `Capture` that writes on a thread."""
 
     def __init__(
-        self, options: CaptureOptions, thread: WritingThread[CapturedCall], writer: Lossy
+        self, options: CaptureOptions, thread: WritingThread[CapturedCall], writer: RecordWriter
     ) -> None:
         self.captured = 0
         self._thread = thread
@@ -78,7 +73,7 @@ class PayloadCapture:
                 self._redaction.of_parameters(parameters), [],
             )  # fmt: skip
             captured = CapturedStage(self, found)
-            captured.keep(found.inputs, model, list(call.inputs.values()))
+            captured.keep(found.inputs, call.inputs.values())
             call.enter(captured, submit)
 
         return stage
@@ -143,12 +138,12 @@ class CapturedStage(Stage):
         self._call = call
         self._begun = monotonic_ns()
 
-    def keep(self, place: list[CapturedTensor], model: str, tensors: Sequence[Tensor]) -> None:
+    def keep(self, place: list[CapturedTensor], tensors: Iterable[Tensor]) -> None:
         """Copy tensors to `place`."""
         call, capture = self._call, self._capture
         for tensor in tensors:
             size = size_within(tensor.datatype, tensor.array, capture.room(call.nbytes))
-            kept = capture.kept(model, tensor, call.nbytes + size)
+            kept = capture.kept(call.model, tensor, call.nbytes + size)
             if not isinstance(kept.data, str):
                 call.nbytes += size
             place.append(kept)
@@ -156,9 +151,9 @@ class CapturedStage(Stage):
     def transform(self, call: Call, response: InferResponse, final: bool, done: object) -> None:
         """Implements `Stage.transform`: the response is as the model gave it."""
         self._call.version = response.model_version or self._call.version
-        outputs: list[CapturedTensor] = []
         if len(self._call.responses) < _MOST_RESPONSES:
-            self.keep(outputs, self._call.model, response.outputs)
+            outputs: list[CapturedTensor] = []
+            self.keep(outputs, response.outputs)
             self._call.responses.append(outputs)
 
     def ended(self, call: Call, error: ServerError | None) -> None:
@@ -174,9 +169,6 @@ class CapturedStage(Stage):
         """Implements `Stage.over`."""
         self._call.duration_ns = monotonic_ns() - self._begun
         self._capture.take(self._call)
-
-
-_MOST_RESPONSES = 1_000  # of a call; further ones are left out
 
 
 class Redaction:
