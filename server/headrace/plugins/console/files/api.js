@@ -2,6 +2,7 @@
 
 const KEY = "headrace.key";
 const HEADER = "headrace.header";
+export const SECONDS = 2; // between two readings of the status
 const POINTS = 90;
 
 export class Refused extends Error {
@@ -82,7 +83,10 @@ const moreOf = (now, before = []) => {
   return found.some((each) => each < 0) ? now : found;
 };
 
-const failed = (document) => document.answers.reduce((sum, each) => sum + (/^[123]|^OK$/.test(each.status) ? 0 : each.count), 0);
+// True of an answer that is no failure, by its status on either door.
+export const succeeded = (answer) => /^[123]|^OK$/.test(answer.status);
+
+const failed = (document) => document.answers.reduce((sum, each) => sum + (succeeded(each) ? 0 : each.count), 0);
 
 const push = (series, value) => {
   series.push(value);

@@ -1,5 +1,7 @@
 // Elements, numbers and small charts. Texts become text nodes: no name of a model is read as HTML.
 
+import { SECONDS } from "./api.js";
+
 export function h(tag, props = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
@@ -78,7 +80,6 @@ export function size(bytes) {
 
 // --- charts
 
-const SECONDS = 2; // between two points
 const FEWEST = 30; // points of a chart, however few there are yet
 
 // Points from left to right, the last one now; null is a gap.

@@ -1,13 +1,12 @@
 // The page: sections by the address's fragment, the server's status again and again, keys.
 
-import { credentials, Refused, request, Watch } from "./api.js";
+import { credentials, Refused, request, SECONDS, Watch } from "./api.js";
 import { ask, duration, h, setText } from "./dom.js";
 import { Log } from "./log.js";
 import { Model } from "./model.js";
 import { Models } from "./models.js";
 import { Server } from "./server.js";
 
-const SECONDS = 2; // between two readings
 const PATIENCE = 30; // most seconds between two attempts
 const INDEX_EVERY = 8; // readings between two of the repository's index
 const byId = (id) => document.getElementById(id);

@@ -2,7 +2,7 @@
 
 import { ofModel, Refused, request } from "./api.js";
 import { ask, card, chart, count, duration, facts, h, number, setText, size, table } from "./dom.js";
-import { link } from "./models.js";
+import { instances, link, stateOf } from "./models.js";
 import { Playground } from "./playground.js";
 
 const shape = (dims) => `[${dims.join(", ")}]`;
@@ -45,7 +45,7 @@ export class Model {
       href: link(this.name, row.model.version), "aria-current": row.model.version === this.version ? "page" : null,
     }, `version ${row.model.version}`)));
     const row = this.row;
-    const state = row ? row.model.state.toLowerCase() || "not loaded" : "not loaded";
+    const state = row ? stateOf(row.model) : "not loaded";
     setText(this.state, state);
     this.state.dataset.state = state;
     this.reason.hidden = !row?.model.reason;
@@ -66,9 +66,8 @@ export class Model {
   }
 
   describe({ model, batch }) {
-    const kinds = Object.entries(model.instances).map(([kind, each]) => `${each} ${kind}`).join(", ") || "–";
     this.facts.replaceChildren(card("Figures", facts([
-      ["Backend", model.backend || "–"], ["Instances", `${kinds}${model.threads ? `, ${model.threads} threads` : ""}`],
+      ["Backend", model.backend || "–"], ["Instances", `${instances(model)}${model.threads ? `, ${model.threads} threads` : ""}`],
       ["Memory", size(model.memory_bytes || null)], ...(model.gpu_memory_bytes ? [["GPU memory", size(model.gpu_memory_bytes)]] : []),
       ["Loaded in", duration(model.load_seconds || null)], ["Requests", `${count(model.requests)}, ${count(model.failures)} failed`],
       ["Rows", `${count(model.rows)} in ${count(model.batches)} batches${batch ? `, now ${number(batch)} a batch` : ""}`],

@@ -8,10 +8,10 @@ const AROUND = 8; // rows drawn above and below those in view
 export const link = (name, version) =>
   `#/models/${encodeURIComponent(name)}${version ? `/${version}` : ""}`;
 
-const instances = (model) =>
+export const instances = (model) =>
   Object.entries(model.instances).map(([kind, each]) => `${each} ${kind}`).join(", ") || "–";
 
-const state = (model) => (model.state || "not loaded").toLowerCase();
+export const stateOf = (model) => (model.state || "not loaded").toLowerCase();
 const troubled = (row) => (row.model.state !== "READY" && !row.model.unloaded && row.model.state !== "")
   || row.model.reason || row.model.overloaded || row.model.stalled;
 
@@ -19,7 +19,7 @@ const troubled = (row) => (row.model.state !== "READY" && !row.model.unloaded &&
 const COLUMNS = [
   { id: "name", head: "Model", value: (row) => row.lower, text: (row) => row.name },
   { id: "version", head: "Version", value: (row) => Number(row.model.version), text: (row) => row.model.version || "–", side: "right" },
-  { id: "state", head: "State", value: (row) => state(row.model), text: (row) => state(row.model) },
+  { id: "state", head: "State", value: (row) => stateOf(row.model), text: (row) => stateOf(row.model) },
   { id: "requests", head: "Req/s", value: (row) => row.requests ?? 0, text: (row) => number(row.requests), side: "right" },
   { id: "trend", head: "Trend", text: () => "" },
   { id: "failures", head: "Err/s", value: (row) => row.failures ?? 0, text: (row) => number(row.failures), side: "right" },
@@ -103,7 +103,7 @@ export class Models {
   summarise() {
     const { history, totals, document } = this.watch;
     const states = {};
-    for (const { model } of this.watch.rows) states[state(model)] = (states[state(model)] ?? 0) + 1;
+    for (const { model } of this.watch.rows) states[stateOf(model)] = (states[stateOf(model)] ?? 0) + 1;
     const listed = Object.entries(states).map(([name, each]) => `${count(each)} ${name}`).join(", ");
     const [requests] = document.limits;
     this.tiles.replaceChildren(
@@ -167,7 +167,7 @@ export class Models {
       setText(target, column.text(row));
     });
     line.link.title = row.name;
-    line.badge.dataset.state = row.model.overloaded || row.model.stalled ? "warn" : state(row.model);
+    line.badge.dataset.state = row.model.overloaded || row.model.stalled ? "warn" : stateOf(row.model);
     line.cells.at(-1).title = row.model.reason;
     line.cells[5].classList.toggle("alarm", row.failures > 0);
     line.element.classList.toggle("idle", !row.requests);

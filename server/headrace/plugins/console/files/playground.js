@@ -29,7 +29,7 @@ export class Playground {
     this.program = h("pre", { class: "program", tabIndex: 0 });
     this.kind = "curl";
     const choose = (kind) => () => { this.kind = kind; this.changed(); };
-    this.tabs = ["curl", "Python", "gRPC"].map((kind) => h("button", { type: "button", role: "tab", onclick: choose(kind) }, kind));
+    this.tabs = Object.keys(programs).map((kind) => h("button", { type: "button", role: "tab", onclick: choose(kind) }, kind));
     this.copy = h("button", { type: "button", onclick: () => this.copied() }, "Copy");
     const submitted = (event) => { event.preventDefault(); this.run(); };
     const pressed = (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.run(); };
@@ -56,7 +56,7 @@ export class Playground {
   }
 
   changed() {
-    for (const [at, kind] of ["curl", "Python", "gRPC"].entries()) this.tabs[at].setAttribute("aria-selected", kind === this.kind);
+    for (const [at, kind] of Object.keys(programs).entries()) this.tabs[at].setAttribute("aria-selected", kind === this.kind);
     let shown;
     try {
       shown = programs[this.kind](this.call, this.watch.document.server, credentials.headers);
@@ -187,6 +187,8 @@ class Input {
 
   get given() { return this.use.checked; }
 
+  get whole() { return this.spec.datatype.includes("INT"); }
+
   get shape() {
     return this.spec.shape.map((dim, axis) => (dim < 0 ? Math.max(0, Math.floor(Number(this.dims[axis].value) || 0)) : dim));
   }
@@ -229,10 +231,9 @@ class Input {
 
   // Numbers from the pixels of a file, scaled to the axes of the input.
   image() {
-    const small = this.spec.datatype === "UINT8" || this.spec.datatype.includes("INT");
     this.file = h("input", { type: "file", accept: "image/*", "aria-label": `image for ${this.spec.name}`, onchange: () => this.read() });
     this.low = h("input", { type: "number", value: "0", step: "any", "aria-label": "value of black", oninput: () => this.read() });
-    this.high = h("input", { type: "number", value: small ? "255" : "1", step: "any", "aria-label": "value of white", oninput: () => this.read() });
+    this.high = h("input", { type: "number", value: this.whole ? "255" : "1", step: "any", "aria-label": "value of white", oninput: () => this.read() });
     this.preview = h("canvas", { width: 0, height: 0, class: "preview" });
     this.area.replaceChildren(this.file, h("label", {}, "black ", this.low), h("label", {}, "white ", this.high), this.preview);
   }
@@ -268,7 +269,7 @@ class Input {
     context.drawImage(picture, 0, 0, width, height);
     const { data } = context.getImageData(0, 0, width, height);
     const [low, high] = [Number(this.low.value), Number(this.high.value)];
-    const whole = this.spec.datatype.includes("INT");
+    const { whole } = this;
     const value = (at, channel) => {
       const [r, g, b] = data.slice(at, at + 3);
       const bright = channels === 1 ? 0.299 * r + 0.587 * g + 0.114 * b : [r, g, b, data[at + 3]][channel];

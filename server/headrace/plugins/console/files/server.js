@@ -1,5 +1,6 @@
 // The server: its processes, the account's limits, memory, certificates and answers.
 
+import { succeeded } from "./api.js";
 import { card, count, duration, facts, h, meter, number, size, table } from "./dom.js";
 import { degradedName, link } from "./models.js";
 
@@ -46,7 +47,7 @@ export class Server {
         h("span", { class: "state", "data-state": soon }, left > 0 ? `in ${duration(left)}` : "expired")];
     });
     const answers = [...now.answers].sort((a, b) => b.count - a.count).slice(0, 30).map((each) => {
-      const good = /^[123]|^OK$/.test(each.status);
+      const good = succeeded(each);
       return [each.door, each.operation, h("span", { class: "state", "data-state": good ? "ready" : "unavailable" }, each.status), count(each.count)];
     });
     const threads = `${count(cores.model_threads)} of models on ${count(cores.available)} cores; ${count(cores.process_threads)} in all processes`;
