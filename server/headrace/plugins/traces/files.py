@@ -132,7 +132,7 @@ class _Held:
 
 
 class TraceFiles:
-    """A `ItemWriter` to a file; traces that cannot be written are lost, with a log message."""
+    """An `ItemWriter` to a file; traces that cannot be written are lost, with a log message."""
 
     def __init__(self, path: Path, held_bytes: int = _HELD_BYTES) -> None:
         """At most `held_bytes` of a sampler's traces are held for their numbered file."""

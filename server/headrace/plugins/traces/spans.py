@@ -29,7 +29,7 @@ _Time = tuple[str, int]  # name, nanoseconds since the epoch
 
 
 class SpanWriter:
-    """A `ItemWriter` that exports spans over OTLP/HTTP."""
+    """An `ItemWriter` that exports spans over OTLP/HTTP."""
 
     def __init__(self, config: TraceConfig) -> None:
         self._resource = Resource.create(_attributes(config))
