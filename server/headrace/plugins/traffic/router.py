@@ -315,14 +315,16 @@ class VersionRouter:
         number = self._split.of(key) if key else self._split.at(self._points.next())
         chain, ledger = self._routes[number]
         call.pass_routed(chain)
-        asked = ShadowedRequest(call.inputs, call.outputs, call.options)
+        asked = None
+        if self._shadow is not None:
+            asked = ShadowedRequest(call.inputs, call.outputs, call.options)
         try:
             chain.submit(call)
         except ServerError as error:
             ledger.refused += is_fault(error, begun=False)
             raise
         ledger.routed += 1
-        if self._shadow is not None:
+        if asked is not None and self._shadow is not None:
             self._shadow.copy(call, asked)
 
     def close(self) -> None:
