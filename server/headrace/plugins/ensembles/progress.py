@@ -14,7 +14,7 @@ Invariant: `_under_way` counts the calls that were started, or wait in `_waiting
 their step, and have not ended.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -87,8 +87,9 @@ class EnsembleProgress:
         self.over = False
         self._graph = graph
         self._plan = graph.plan(outputs)
-        self._scopes: list[Scope] = []  # those below the request's
-        self._lines: deque[Scope] = deque()  # of the plan's domain, without their response
+        # Of a stream there may be thousands, so that none is searched for.
+        self._scopes: dict[Scope, None] = {}  # those below the request's
+        self._lines: OrderedDict[Scope, None] = OrderedDict()  # of the plan's domain, unanswered
         self._under_way = 0
         self._calls: dict[int, int] = {}  # by step, if their number is limited
         self._waiting: deque[Start] = deque()
@@ -106,7 +107,7 @@ class EnsembleProgress:
         """Start with the tensors of the request."""
         scope = Scope((), None)
         if not self._plan.domain:
-            self._lines.append(scope)
+            self._lines[scope] = None
         scope.tensors.update(inputs)
         signature = self._graph.signature
         for spec in signature.inputs:
@@ -131,9 +132,9 @@ class EnsembleProgress:
             if decoupled:
                 to = Scope((*scope.domain, step.number), scope)
                 scope.open += 1
-                self._scopes.append(to)
+                self._scopes[to] = None
                 if to.domain == self._plan.domain:
-                    self._lines.append(to)
+                    self._lines[to] = None
             given = {tensor.name: tensor for tensor in outputs}
             found = {tensor: given.get(name) for name, tensor in step.outputs.items()}
             to.tensors.update(found)
@@ -199,11 +200,11 @@ class EnsembleProgress:
         """Give the responses whose outputs are all known."""
         lines, graph, outputs = self._lines, self._graph, self._plan.outputs
         while lines:
-            scope = lines[0]
+            scope = next(iter(lines))
             found = [scope.get(name) for name in outputs]
             if any(tensor is _UNKNOWN for tensor in found):
                 return
-            lines.popleft()
+            del lines[scope]
             named = zip(outputs, found, strict=True)
             given = [graph.fitted(-1, name, one) for name, one in named if one is not None]
             if given or scope.above is None:
@@ -219,6 +220,6 @@ class EnsembleProgress:
                 return
             if scope not in self._scopes:
                 return
-            self._scopes.remove(scope)
+            del self._scopes[scope]
             above.open -= 1
             scope = above
