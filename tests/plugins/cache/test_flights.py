@@ -81,6 +81,18 @@ class CacheBench(Bench):
         return self.counts.hits.count, self.counts.misses.count
 
 
+class Remote:
+    """Answers on another server, which has none, once it is asked to `answer`."""
+
+    usable = True
+
+    def __init__(self) -> None:
+        self.answer: Callable[[bytes | None], None] = lambda answer: None
+
+    def get(self, key: bytes, done: Callable[[bytes | None], None]) -> None:
+        self.answer = done
+
+
 def test_an_equal_request_is_answered_without_a_run() -> None:
     bench = CacheBench()
     first = bench.ask("a", 3)
@@ -430,3 +442,22 @@ def test_large_answers() -> None:
     assert [call.values for call in calls] == [[1] * 300_000] * 2
     assert bench.counted == (1, 1)
     assert bench.cache.answers.nbytes > 2_400_000
+
+
+def test_a_bug_after_a_search_elsewhere_ends_all_equal_requests(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = CacheBench()
+    remote = Remote()
+    bench.version.redis = remote  # type: ignore[assignment]
+
+    def broken(call: Call) -> None:
+        raise ValueError("a bug")
+
+    bench.stage = bench.version.stage(bench.version.parts, broken)
+    calls = [bench.ask(name, 1) for name in "ab"]
+    assert bench.batcher.busy
+    remote.answer(None)
+    assert [str(error) for call in calls for error in call.errors] == ["internal error"] * 2
+    assert "a bug" in caplog.text
+    assert (bench.version.flights, bench.load.requests, bench.batcher.busy) == ({}, 0, False)

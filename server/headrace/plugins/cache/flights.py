@@ -396,9 +396,16 @@ class Flight(Owner):
                 self._submit(run)
                 self._run = run
             except ServerError as error:
-                for call, _ in self._end():
-                    _deliver(call, call.pass_refusal, error)
+                self._refuse(error)
+            except Exception:
+                log.exception("bug while a request that is not in the cache was submitted")
+                self._refuse(ExecutionFailed(INTERNAL_TEXT))
         self._parts.expect(-1)
+
+    def _refuse(self, error: ServerError) -> None:
+        """Refuse the calls, which wait for a run that cannot begin."""
+        for call, _ in self._end():
+            _deliver(call, call.pass_refusal, error)
 
     def _copied(
         self, response: InferResponse, answer: bytes | None, problem: Exception | None
