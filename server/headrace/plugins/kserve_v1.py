@@ -26,7 +26,7 @@ from headrace.core.tensors import Buffer, Tensor
 from headrace.doors.door import DoorCall
 from headrace.doors.http.app import whole_body
 from headrace.doors.http.asgi import ACCOUNT, NAMES, OPERATION, PEER
-from headrace.doors.http.head import InferHead, head_of, told, values_in
+from headrace.doors.http.head import InferHead, passed, values_in
 from headrace.doors.http.infer import watch_disconnect
 from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
@@ -46,8 +46,8 @@ class PredictCall(DoorCall):
 
     door = "HTTP"
 
-    def __init__(self, account: Account, identity: Identity, head: InferHead) -> None:
-        super().__init__(account, _UNSHOWN, identity)
+    def __init__(self, account: Account, head: InferHead) -> None:
+        super().__init__(account, _UNSHOWN, head.context.identity)
         self.named = head.client
         self.response: InferResponse | None = None
         self.error: ServerError | None = None
@@ -89,17 +89,11 @@ def add_v1(app: FastAPI, engine: Engine, gate: Gate, operations: Sequence[Operat
 
     @app.post("/v1/models/{name}:predict", include_in_schema=False)
     async def predict(request: Request, name: str) -> Response:
-        identity = enter(request, "ModelInfer")
-        scope = request.scope
+        scope, operation = request.scope, NAMED["ModelInfer"]
+        scope[OPERATION] = operation.counted
         headers = scope["headers"]
-        try:
-            check(identity, Permission.INFER, name)
-        except ServerError as error:
-            peer = scope.get(PEER, NO_PEER)
-            gate.refuse(NAMED["ModelInfer"], error, values_in(headers), peer, name)
-            raise
-        found = told(gate.pattern, scope.get(NAMES) or headers)
-        head = head_of(engine, scope["path"], {"name": name}, headers, found)
+        names, peer = scope.get(NAMES) or headers, scope.get(PEER, NO_PEER)
+        head = passed(gate, operation, engine, scope["path"], {"name": name}, headers, names, peer)
         if head.fault:
             raise InvalidRequest(head.fault)
         account: Account = scope.get(ACCOUNT) or engine.admission
@@ -125,7 +119,7 @@ def add_v1(app: FastAPI, engine: Engine, gate: Gate, operations: Sequence[Operat
                 call = decode_predict(signature, name, memoryview(body))
         call.parameters.update(head.told)
         call.bound_wait(head.timeout)
-        return await _answer(request, engine, PredictCall(account, identity, head), call, size)
+        return await _answer(request, engine, PredictCall(account, head), call, size)
 
     @app.get("/v1/models/{name}", include_in_schema=False)
     async def model(request: Request, name: str) -> Response:
