@@ -27,6 +27,8 @@ class Datatype(StrEnum):
     BF16 = "BF16"
 
 
+FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16})
+
 # Datatypes of tensors whose data is in a client's shared memory. They have the same names but are
 # equal to no `Datatype`, so that caches keyed by datatype and shape never confuse the two.
 Elsewhere = Enum("Elsewhere", [(d.name, d.value) for d in Datatype])  # type: ignore[misc]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.call import Call, InferResponse
-from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.datatypes import FLOATS, NUMPY, Datatype
 from headrace.core.errors import LoadFailed, ServerError
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Tensor
@@ -58,7 +58,7 @@ def random(name: str, datatype: Datatype, shape: tuple[int, ...], index: int) ->
         array = np.empty(shape, object)
         digits = numbers.integers(10 ** (_DIGITS - 1), 10**_DIGITS, array.size)
         array[...] = np.array([b"%d" % n for n in digits.tolist()], object).reshape(shape)
-    elif datatype in (Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64):
+    elif datatype in FLOATS:
         array = numbers.random(shape, np.float32).astype(NUMPY[datatype])
     else:
         most = 2 if datatype is Datatype.BOOL else _LARGEST

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from headrace.core.bytes_array import BytesArray, bytes_array
-from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.datatypes import FLOATS, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.limits import Charge, uncharged
 from headrace.core.tensors import MAX_RANK, Array, Tensor, TensorArray, brackets, element_count
@@ -59,7 +59,6 @@ _JSON_NAMES: dict[type, str] = {
     LongArray: "a long array",
 }  # fmt: skip
 NOT_IN_JSON = (Datatype.FP16, Datatype.BF16)  # in requests; upstreams may write them
-_FLOATS = (*NOT_IN_JSON, Datatype.FP32, Datatype.FP64)
 _ELEMENTS = 64 << 10  # of an array written per step: a few milliseconds
 # Lists up to this length are packed by `struct`, which has less overhead than numpy.
 _SHORT = 1024
@@ -368,7 +367,7 @@ def array_of_json(name: str, datatype: Datatype, shape: list[int], data: list[An
     More lenient than for clients: null is accepted for non-finite numbers.
     """
     values, types, _ = flatten(name, data)
-    if datatype not in _FLOATS:
+    if datatype not in FLOATS:
         return tensor_from_json(name, datatype, shape, values).array
     if type(None) in types:
         values = [np.nan if value is None else value for value in values]

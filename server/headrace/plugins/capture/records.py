@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import orjson
 
-from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.datatypes import FLOATS, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor, TensorArray, raw_bytes
 
 REDACTED, OMITTED = "redacted", "omitted"
-FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16})
 
 
 @dataclass(slots=True)

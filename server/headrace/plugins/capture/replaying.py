@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace.core.datatypes import Datatype
+from headrace.core.datatypes import FLOATS, Datatype
 from headrace.core.tensors import Tensor
 from headrace.plugins.capture.files import read_documents
-from headrace.plugins.capture.records import FLOATS, CapturedRequest, request_of
+from headrace.plugins.capture.records import CapturedRequest, request_of
 
 
 class NotReplayed(Exception):
