@@ -31,6 +31,21 @@ SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "se
 Id = int | str
 
 
+def not_named(model: str) -> InvalidRequest:
+    """The error of a request without the id of a sequence, in Triton's words."""
+    return InvalidRequest(
+        f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
+    )
+
+
+def not_single(model: str) -> InvalidRequest:
+    """The error of a request of several rows to a sequence, in Triton's words."""
+    return InvalidRequest(
+        f"inference request to model '{model}' must specify batch-size 1 due to requirements of"
+        " sequence batcher"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceRules:
     """Limits on the sequences of a model.
@@ -143,15 +158,9 @@ class SequenceQueue:
             self._scheduler.submit(request)
             return
         if not id:
-            raise InvalidRequest(
-                f"inference request to model '{self._model}' must specify a non-zero or non-empty"
-                " correlation ID"
-            )
+            raise not_named(self._model)
         if request.rows > 1:
-            raise InvalidRequest(
-                f"inference request to model '{self._model}' must specify batch-size 1 due to"
-                " requirements of sequence batcher"
-            )
+            raise not_single(self._model)
         _tell(request)
         turn = _Turn(self, request, self._table.now())
         line = self._lines.get(id)

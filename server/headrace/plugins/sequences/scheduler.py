@@ -34,6 +34,7 @@ from headrace.scheduling.batch import Answer, Batch, Deferral, Instance
 from headrace.scheduling.batcher import Batcher, Clock, Timer
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
+from headrace.scheduling.sequences import not_named, not_single
 
 _NO_CLIENTS = -(2**63)  # ids below are no client's
 # Triton's variables by which its tests determine batches: how many requests of sequences with a
@@ -117,12 +118,9 @@ class LocalSequences:
 
     def submit(self, call: Call) -> None:
         """Take a checked request; raises `ServerError`."""
-        options, model = call.options, self._plan.model
+        options = call.options
         if call.rows > 1:
-            raise InvalidRequest(
-                f"inference request to model '{model}' must specify batch-size 1 due to"
-                " requirements of sequence batcher"
-            )
+            raise not_single(self._plan.model)
         id, start, end = options.sequence_id, options.sequence_start, options.sequence_end
         if id:
             self._plan.controls.check(id)
@@ -132,10 +130,7 @@ class LocalSequences:
             told = self._plan.controls.told(id)
             call.options = options._replace(sequence_id=told, sequence_start=True)
         else:
-            raise InvalidRequest(
-                f"inference request to model '{model}' must specify a non-zero or non-empty"
-                " correlation ID"
-            )
+            raise not_named(self._plan.model)
         now = self._clock.now()
         load = self._load
         if load.requests >= load.free_requests or load.bytes >= load.free_bytes:
