@@ -60,7 +60,7 @@ export const ofModel = (name, version, end = "") =>
 // --- figures
 
 // The quantile of counts by upper bound, linear in each bucket; the highest bound above all of them.
-export function quantile(counts, bounds, share) {
+function quantile(counts, bounds, share) {
   const total = counts.reduce((sum, each) => sum + each, 0);
   if (!total) return null;
   const wanted = share * total;

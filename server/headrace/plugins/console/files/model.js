@@ -1,6 +1,6 @@
 // One version of a model: figures, facts, traffic, configuration, what can be done, and a playground.
 
-import { ofModel, Refused, request } from "./api.js";
+import { keyOf, ofModel, Refused, request } from "./api.js";
 import { ask, card, chart, count, duration, facts, h, number, setText, size, table } from "./dom.js";
 import { instances, link, stateOf } from "./models.js";
 import { Playground } from "./playground.js";
@@ -32,7 +32,7 @@ export class Model {
 
   close() { this.aborted.abort(); this.playground?.close(); }
 
-  get row() { return this.watch.byKey.get(`${this.name}/${this.version}`); }
+  get row() { return this.watch.byKey.get(keyOf(this)); }
 
   update() {
     if (!this.watch.document) return;
