@@ -304,7 +304,7 @@ def test_keys_and_rights(window: Browser, tmp_path: Path) -> None:
         window.await_text("Key for this session", "dialog")
         window.type("dialog [name=key]", "wrong")
         window.press("Enter")
-        window.await_text("Key for this session", "dialog")
+        window.await_text("the API key is unknown", "dialog")  # the next one
         _give(window, reader.key)
         window.await_text("watcher", "header")
         window.run("location.hash = '#/models/digits/2'")
