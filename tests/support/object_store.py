@@ -100,7 +100,7 @@ def unchanged(path: str, status: int, headers: Mapping[str, str], body: bytes) -
 class MisbehavingProxy:
     """Passes requests on, and changes responses by `change`.
 
-    `asked` are the paths of requests so far. While `held` is set, responses wait.
+    `asked` are the paths and ranges of requests so far. While `let_go` is not set, responses wait.
     """
 
     def __init__(self, store: ObjectStore) -> None:
