@@ -134,73 +134,70 @@ def test_a_newcomer_overtakes_the_connections_of_one_client() -> None:
     assert made.index("127.0.0.2") < 500
 
 
-def test_tls_clients_that_leave_cost_no_handshake() -> None:
-    async def scenario() -> None:
-        listener = bind("127.0.0.1", 0)
-        address = listener.getsockname()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        acceptor = Acceptor(listener, make, list, lambda: context, 60)
-        acceptor.start()
-        for _ in range(100):
-            socket.create_connection(address).close()
-        with socket.create_connection(address) as last:
-            last.sendall(b"not a hello")
-            await received(last)
-        acceptor.close()
+@contextmanager
+def tls_acceptor(
+    seconds: float = 60, verify: ssl.VerifyMode = ssl.CERT_NONE
+) -> Iterator[tuple[tuple[str, int], list[int]]]:
+    """Accept TLS clients; gives the address, and a list with an item for each handshake begun."""
+    begun = list[int]()
 
     def make() -> Greeting:
         begun.append(1)
         return Greeting()
 
-    begun = list[int]()
+    listener = bind("127.0.0.1", 0)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = verify
+    address = listener.getsockname()
+    acceptor = Acceptor(listener, make, list, lambda: context, seconds)
+    acceptor.start()
+    yield address, begun
+    acceptor.close()
+
+
+async def greet(address: tuple[str, int], source: str = "127.0.0.1") -> None:
+    """Connect without TLS, and wait until the handshake has failed."""
+    with socket.create_connection(address, source_address=(source, 0)) as client:
+        client.sendall(b"not a hello")
+        await received(client)
+
+
+def test_tls_clients_that_leave_cost_no_handshake() -> None:
+    async def scenario() -> None:
+        with tls_acceptor() as (address, begun):
+            for _ in range(100):
+                socket.create_connection(address).close()
+            await greet(address)
+            assert len(begun) == 1
+
     uvloop.run(scenario())
-    assert len(begun) == 1
 
 
 def test_silent_tls_clients_are_closed_in_time() -> None:
-    async def scenario(stack: ExitStack) -> None:
-        listener = bind("127.0.0.1", 0)
-        address = listener.getsockname()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        acceptor = Acceptor(listener, Greeting, list, lambda: context, 0.01)
-        acceptor.start()
-        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(200)]
-        for client in clients:
-            assert await received(client) == b""
-        acceptor.close()
+    async def scenario() -> None:
+        with ExitStack() as stack, tls_acceptor(seconds=0.01) as (address, _):
+            clients = [stack.enter_context(socket.create_connection(address)) for _ in range(200)]
+            for client in clients:
+                assert await received(client) == b""
 
-    with ExitStack() as stack:
-        uvloop.run(scenario(stack))
+    uvloop.run(scenario())
 
 
 def test_a_handshake_begins_with_the_whole_hello() -> None:
-    async def scenario(stack: ExitStack) -> None:
-        listener = bind("127.0.0.1", 0)
-        address = listener.getsockname()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        acceptor = Acceptor(listener, make, list, lambda: context, 60)
-        acceptor.start()
-        slow, leaving = (stack.enter_context(socket.create_connection(address)) for _ in range(2))
-        for at in range(len(_RECORD)):
-            slow.sendall(_RECORD[at : at + 1])
-            leaving.sendall(_RECORD[at : at + 1])
-            with socket.create_connection(address) as other:  # answered after the byte was seen
-                other.sendall(b"not a hello")
-                await received(other)
-            assert len(begun) == at + 1 + (at == len(_RECORD) - 1) * 2
-            if at == 6:
-                leaving.close()
-                leaving = stack.enter_context(socket.create_connection(address))
-                leaving.sendall(_RECORD[:7])
-        acceptor.close()
+    async def scenario() -> None:
+        with ExitStack() as stack, tls_acceptor() as (address, begun):
+            slow, leaving = [stack.enter_context(socket.create_connection(address)) for _ in "ab"]
+            for at in range(len(_RECORD)):
+                slow.sendall(_RECORD[at : at + 1])
+                leaving.sendall(_RECORD[at : at + 1])
+                await greet(address)  # answered after the bytes were seen
+                assert len(begun) == at + 1 + (at == len(_RECORD) - 1) * 2
+                if at == 6:
+                    leaving.close()
+                    leaving = stack.enter_context(socket.create_connection(address))
+                    leaving.sendall(_RECORD[:7])
 
-    def make() -> Greeting:
-        begun.append(1)
-        return Greeting()
-
-    begun = list[int]()
-    with ExitStack() as stack:
-        uvloop.run(scenario(stack))
+    uvloop.run(scenario())
 
 
 @pytest.mark.parametrize(("verify", "least", "most"), [
@@ -209,31 +206,17 @@ def test_a_handshake_begins_with_the_whole_hello() -> None:
 def test_one_client_has_a_limited_number_of_handshakes_under_way(
     verify: ssl.VerifyMode, least: int, most: int
 ) -> None:
-    async def scenario(stack: ExitStack) -> None:
-        listener = bind("127.0.0.1", 0)
-        address = listener.getsockname()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.verify_mode = verify
-        acceptor = Acceptor(listener, make, list, lambda: context, 60)
-        acceptor.start()
-        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(900)]
-        for client in clients:
-            client.sendall(_RECORD)
-        for _ in clients:
-            with socket.create_connection(address, source_address=("127.0.0.2", 0)) as newcomer:
-                newcomer.sendall(b"not a hello")
-                await received(newcomer)
-        assert least < len(begun) - len(clients) < most
-        for client in clients[:-1]:
-            client.close()
-        clients[-1].sendall(b"not a hello" * 100)
-        await received(clients[-1])
-        acceptor.close()
+    async def scenario() -> None:
+        with ExitStack() as stack, tls_acceptor(verify=verify) as (address, begun):
+            clients = [stack.enter_context(socket.create_connection(address)) for _ in range(900)]
+            for client in clients:
+                client.sendall(_RECORD)
+            for _ in clients:
+                await greet(address, source="127.0.0.2")
+            assert least < len(begun) - len(clients) < most
+            for client in clients[:-1]:
+                client.close()
+            clients[-1].sendall(b"not a hello" * 100)
+            await received(clients[-1])
 
-    def make() -> Greeting:
-        begun.append(1)
-        return Greeting()
-
-    begun = list[int]()
-    with ExitStack() as stack:
-        uvloop.run(scenario(stack))
+    uvloop.run(scenario())
