@@ -6,9 +6,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
-from benchmarks import fair_share, local, profile, remote, round_trip, stages, tls
+from benchmarks import profile, remote, round_trip, stages, tls
 from benchmarks.arguments import count, names_of, not_negative, numbers, positive
 from benchmarks.hostile import run as hostile
 from benchmarks.hostile import search
@@ -23,6 +24,12 @@ from benchmarks.summary import Cell, Repetition
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
+# Modules of options of their names, with the rounds (or seconds) that they take with `--quick`, and
+# without. Imported late, since some import ONNX Runtime or LightGBM.
+_BY_ROUNDS = (
+    ("embedded", 3, 7), ("ensembles", 3, 12), ("response_cache", 2, 5), ("local", 3, 5),
+    ("fair_share", 2.0, 10.0), ("flight", 1, 5),
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,32 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.round_trip:
         round_trip.main()
         return 0
-    if options.embedded:
-        from benchmarks import embedded  # late, since it imports ONNX Runtime
-
-        embedded.main(3 if options.quick else 7)
-        return 0
-    if options.ensembles:
-        from benchmarks import ensembles  # late, likewise
-
-        ensembles.main(3 if options.quick else 12)
-        return 0
-    if options.cache:
-        from benchmarks import response_cache  # late, likewise
-
-        response_cache.main(2 if options.quick else 5)
-        return 0
-    if options.local:
-        local.main(3 if options.quick else 5)
-        return 0
-    if options.fair_share:
-        fair_share.main(2.0 if options.quick else 10.0)
-        return 0
-    if options.flight:
-        from benchmarks import flight  # late, since it imports LightGBM
-
-        flight.main(1 if options.quick else 5)
-        return 0
+    for module, quick, rounds in _BY_ROUNDS:
+        if getattr(options, module):
+            import_module(f"benchmarks.{module}").main(quick if options.quick else rounds)
+            return 0
     if options.tls:
         tls.main(
             options.seconds or (0.5 if options.quick else 2.0),
@@ -216,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
         help="print what a step of an ensemble costs beside a call of its model, and end",
     )  # fmt: skip
     add(
-        "--cache", action="store_true",
+        "--cache", dest="response_cache", action="store_true",
         help="print what hits and misses of the response cache cost, and end",
     )  # fmt: skip
     add(
