@@ -165,7 +165,7 @@ def test_graphs_that_cannot_be_loaded(tmp_path: Path) -> None:
     for name, (config, _) in BROKEN.items():
         write_ensemble(tmp_path, name, config)
     with clean_server(tmp_path, options=("--exit-on-error=false",)) as server:
-        until(lambda: all(f"failed to load {name}" in server.log for name in BROKEN), "all errors")
+        until(lambda: all(f"failed to load {name}:" in server.log for name in BROKEN), "all errors")
         with GrpcClient(server.grpc) as client:
             assert ask(client, "good") == 11
             reasons = {model.name: model.reason for model in client.index().models}
