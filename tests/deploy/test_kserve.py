@@ -18,7 +18,7 @@ import yaml
 from tests.deploy.chart import DEPLOY
 from tests.models import onnx_graphs
 from tests.support.remote import free_ports
-from tests.support.scrape import until
+from tests.support.started import until_answers
 
 pytestmark = pytest.mark.slow
 
@@ -48,16 +48,8 @@ def served(model: Path, folder: Path) -> Iterator[str]:
     )  # fmt: skip
     url = f"http://127.0.0.1:{http}"
     probe = CONTAINER["readinessProbe"]["httpGet"]["path"]
-
-    def ready() -> bool:
-        assert server.poll() is None, (folder / "log").read_text()
-        try:
-            return httpx.get(url + probe, timeout=60).status_code == 200
-        except httpx.TransportError:
-            return False
-
     try:
-        until(ready, "a model that is ready", seconds=120)
+        until_answers(url + probe, server, folder / "log", 120)
         yield url
         server.terminate()
         assert server.wait(60) == 0

@@ -31,6 +31,7 @@ from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.grpc_stream import Stream
 from tests.support.remote import free_ports
 from tests.support.scrape import until
+from tests.support.started import until_answers
 
 ROW = np.arange(4, dtype=np.float32).reshape(1, 4)
 PARTS = 8
@@ -92,7 +93,7 @@ class Pod:
             "HEADRACE_METRICS_PORT": str(metrics),
         }  # fmt: skip
         self._log = log
-        self.ready_path: str = container["readinessProbe"]["httpGet"]["path"]
+        self._probe: str = container["readinessProbe"]["httpGet"]["path"]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -101,15 +102,7 @@ class Pod:
             self.process = subprocess.Popen(
                 self._command, env=self._environment, stdout=log, stderr=log
             )
-        until(self.ready, "a server that is ready")
-
-    def ready(self) -> bool:
-        """The answer to the readiness probe."""
-        try:
-            answer = httpx.get(f"http://127.0.0.1:{self.http}{self.ready_path}", timeout=60)
-        except httpx.TransportError:
-            return False
-        return answer.status_code == 200
+        until_answers(f"http://127.0.0.1:{self.http}{self._probe}", self.process, self._log, 60)
 
     def stop(self) -> None:
         """End it as Kubernetes does; the process must be gone, with status 0, in time."""

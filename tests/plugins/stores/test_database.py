@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Barrier, Event, Thread
-from typing import Any
 
-import httpx
 import pytest
 
 from headrace.core.errors import LoadFailed
@@ -24,7 +22,8 @@ from tests.support.mariadb import MariaDb
 from tests.support.postgres import PASSWORD, Postgres
 from tests.support.remote import free_port
 from tests.support.scrape import Scraper, until
-from tests.support.server_process import ServerProcess, clean_server
+from tests.support.server_process import clean_server
+from tests.support.stores import constant_of
 
 
 @pytest.fixture(scope="module")
@@ -171,14 +170,6 @@ def test_databases_that_are_not_there(tmp_path: Path) -> None:
         DatabaseRemote(f"mysql://me:{PASSWORD}@host:port/x")
 
 
-def answer(server: ServerProcess, name: str) -> Any:
-    document = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [0]}]}
-    url = f"{server.url}/v2/models/{name}/infer"
-    response = httpx.post(url, json=document, timeout=60, trust_env=False)
-    assert response.status_code == 200, response.text
-    return response.json()["outputs"][0]["data"][0]
-
-
 @pytest.mark.slow
 def test_a_server_hears_of_changes(postgres: Postgres, tmp_path: Path) -> None:
     """Long before it would look by itself; and it serves on while the database is away.
@@ -202,16 +193,16 @@ def test_a_server_hears_of_changes(postgres: Postgres, tmp_path: Path) -> None:
         clean_server(address, options=options, tracebacks=False) as server,
         Scraper(server.metrics) as scraper,
     ):
-        assert answer(server, "live") == 1
+        assert constant_of(server, "live") == 1
         write_model(source, "live", constant(2), version=2)
         push()
-        until(lambda: answer(server, "live") == 2, "version 2")
+        until(lambda: constant_of(server, "live") == 2, "version 2")
         postgres.stop()
-        assert answer(server, "live") == 2
+        assert constant_of(server, "live") == 2
         postgres.start()
         write_model(source, "live", constant(3), version=3)
         push()
-        until(lambda: answer(server, "live") == 3, "version 3")
+        until(lambda: constant_of(server, "live") == 3, "version 3")
         assert scraper.now().value("headrace_store_up") == 1
         assert "loaded live version 1 again" not in server.log
         config = "version_policy { all {} }\ninstance_group { count: 2 }\n"
@@ -259,7 +250,7 @@ def test_many_models_on_request_in_little_memory(tmp_path: Path) -> None:
     )  # fmt: skip
     with clean_server(address, options=options) as server, Scraper(server.metrics) as scraper:
         for number in range(0, count, 40):
-            assert answer(server, f"m{number}") == 7
+            assert constant_of(server, f"m{number}") == 7
         found = scraper.now()
         assert found.value("headrace_store_brought_total") == count // 40
         assert found.value("headrace_model_evictions_total") > 0

@@ -32,6 +32,7 @@ from tests.support.http_client import HttpClient
 from tests.support.object_store import BUCKET, SECRET, MisbehavingProxy, ObjectStore
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess, clean_server
+from tests.support.stores import constant_of
 
 ADDRESSES = {
     "s3://bucket": ObjectPlace("s3", "", "bucket", ""),
@@ -219,16 +220,6 @@ def states(server: ServerProcess) -> Mapping[tuple[str, str], tuple[str, str]]:
     }
 
 
-def answer(server: ServerProcess, name: str) -> Any:
-    """The answer of the newest version of a model of a constant."""
-    document = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [0]}]}
-    response = httpx.post(
-        f"{server.url}/v2/models/{name}/infer", json=document, timeout=60, trust_env=False
-    )
-    assert response.status_code == 200, response.text
-    return response.json()["outputs"][0]["data"]
-
-
 def options(cache: Path, *more: str) -> Sequence[str]:
     return [f"--store-cache={cache}", *more]
 
@@ -253,20 +244,20 @@ def test_polling_a_store_beside_a_directory(objects: ObjectStore, tmp_path: Path
     ):
         assert set(states(server)) == {("here", "1"), ("there", "1")}
         assert scraper.now().value("headrace_store_up", store=f"s3://{BUCKET}/live") == 1
-        assert answer(server, "there")[0] == 1
+        assert constant_of(server, "there") == 1
         objects.put("live/there/1/model.onnx", constant(2))
-        until(lambda: answer(server, "there")[0] == 2, "the new version 1")
+        until(lambda: constant_of(server, "there") == 2, "the new version 1")
         normal, proxy.change = proxy.change, break_down
         until(lambda: scraper.now().value("headrace_store_up") == 0, "the outage")
         state, reason = states(server)["there", "1"]
         assert state == "READY"
         assert reason == f"s3://{BUCKET}/live cannot be reached: AccessDenied: No"
         assert states(server)["here", "1"] == ("READY", "")
-        assert answer(server, "there")[0] == 2
+        assert constant_of(server, "there") == 2
         objects.put("live/there/2/model.onnx", constant(3))
         proxy.change = normal
         until(lambda: ("there", "2") in states(server), "the end of the outage")
-        until(lambda: answer(server, "there")[0] == 3, "version 2")
+        until(lambda: constant_of(server, "there") == 3, "version 2")
         objects.delete("live/there/1/model.onnx")
         objects.delete("live/there/2/model.onnx")
         until(lambda: states(server)["there", "2"][0] == "UNAVAILABLE", "the end of the model")
@@ -304,7 +295,7 @@ def test_wrong_bytes_are_never_served(objects: ObjectStore, tmp_path: Path) -> N
             assert "1/model.onnx does not hold what its manifest tells" in refused.text
             proxy.change = lambda path, status, headers, body: (status, body)
             client.load("m")
-            assert answer(server, "m")[0] == 1
+            assert constant_of(server, "m") == 1
             client.close()
 
 
@@ -319,7 +310,7 @@ def test_loading_on_request(here: ObjectStore, tmp_path: Path) -> None:
     environment = here.environment() | {"AWS_ENDPOINT_URL": ""}
     with clean_server(address, options=given, environment=environment) as server:
         assert list((tmp_path / "cache").glob("trees/*")) == []
-        assert [answer(server, f"m{number}")[0] for number in range(3)] == [0, 1, 2]
+        assert [constant_of(server, f"m{number}") for number in range(3)] == [0, 1, 2]
         assert len(list((tmp_path / "cache").glob("trees/*.json"))) == 3
 
 
