@@ -7,14 +7,13 @@ latency of the first, alone, beside the other by arrival, and beside the other b
 
 import asyncio
 import hashlib
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
 from benchmarks.report import table
-from benchmarks.server import split_cores, started
+from benchmarks.server import read_answer, split_cores, started
 
 _MANY = 50
 _WARM_UP_SECS = 1.0
@@ -103,10 +102,7 @@ async def _ask(address: str, name: str, latencies: list[float], begin: float, en
     request = head.encode() + _BODY
     while (begun := perf_counter()) < end:
         writer.write(request)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 200 "), answer
-        size = int(answer.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-        json.loads(await reader.readexactly(size))
+        await read_answer(reader)
         if begun > begin:
             latencies.append(perf_counter() - begun)
     writer.close()

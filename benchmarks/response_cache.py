@@ -7,7 +7,6 @@ too.
 """
 
 import asyncio
-import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,13 +15,12 @@ from pathlib import Path
 
 from benchmarks.models import echo
 from benchmarks.report import table
-from benchmarks.server import split_cores, started
+from benchmarks.server import Target, cpu_secs, read_answer, split_cores, started
 
 _PLAIN = "plain"
 _CACHED = "cached"
 _CALLS = 4_000  # of a round
 _CALLERS = (1, 16)
-_TICK = 1e6 / os.sysconf("SC_CLK_TCK")  # microseconds
 
 
 def main(rounds: int = 5) -> None:
@@ -37,7 +35,7 @@ def main(rounds: int = 5) -> None:
         options = ["--cache-config=local,size=1000000000"]
         width = row.shape[1]
         with started(Path(folder), core, options) as target:
-            times = asyncio.run(_measure(target.http, target.pid, (name, width), rounds))
+            times = asyncio.run(_measure(target, (name, width), rounds))
     lines = []
     for callers in _CALLERS:
         plain = times[callers, _PLAIN, True]
@@ -53,20 +51,20 @@ def main(rounds: int = 5) -> None:
 
 
 async def _measure(
-    address: str, pid: int | None, given: tuple[str, int], rounds: int
+    target: Target, given: tuple[str, int], rounds: int
 ) -> dict[tuple[int, str, bool], float]:
     """Microseconds a request, by the number of connections, the model, and whether each differs."""
     found: dict[tuple[int, str, bool], float] = {}
-    numbers = count()
+    numbers, processes = count(), target.processes()
     for _ in range(rounds):
         for callers in _CALLERS:
             for model, new in ((_PLAIN, True), (_CACHED, False), (_CACHED, True)):
-                begun = _spent(pid)
+                begun = cpu_secs(processes)
                 bodies = _bodies(given, numbers if new else None)
                 await asyncio.gather(
-                    *(_ask(address, model, bodies, _CALLS // callers) for _ in range(callers))
+                    *(_ask(target.http, model, bodies, _CALLS // callers) for _ in range(callers))
                 )
-                spent = (_spent(pid) - begun) / _CALLS
+                spent = (cpu_secs(processes) - begun) / _CALLS * 1e6
                 key = callers, model, new
                 found[key] = min(spent, found.get(key, spent))
     return found
@@ -90,14 +88,5 @@ async def _ask(address: str, model: str, bodies: Iterator[bytes], calls: int) ->
         body = next(bodies)
         head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
         writer.write(head.encode() + b"\r\n\r\n" + body)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 200 "), answer
-        size = int(answer.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-        await reader.readexactly(size)
+        await read_answer(reader)
     writer.close()
-
-
-def _spent(pid: int | None) -> float:
-    """Microseconds of processor time that a process has taken, to a tick of the system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * _TICK

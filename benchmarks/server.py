@@ -1,5 +1,6 @@
 """The servers that are measured: one started here, pinned to a core, and others that run."""
 
+import asyncio
 import json
 import os
 import re
@@ -66,6 +67,15 @@ class Target:
             return int(stats["inference_count"]), int(stats["execution_count"])
         except (OSError, ValueError, LookupError):
             return None
+
+
+async def read_answer(reader: asyncio.StreamReader) -> bytes:
+    """The body of the next answer over HTTP, which must have the status 200 and its length."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200 "):
+        raise BenchmarkError(f"an answer begins with {head[:200]!r}")
+    size = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+    return await reader.readexactly(size)
 
 
 def cpu_secs(processes: Sequence[psutil.Process]) -> float:
