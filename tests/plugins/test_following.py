@@ -450,4 +450,4 @@ def test_a_failed_watch_is_retried(tmp_path: Path) -> None:
             found = hints.get(timeout=30)
     finally:
         events.stop()
-        events.join(5)
+        events.join(60)

@@ -90,7 +90,7 @@ class World:
         assert call.instance is not None
         thread = Thread(target=self.lender.run, args=(call,))
         thread.start()
-        assert self.instance.running.wait(10)
+        assert self.instance.running.wait(60)
         return thread
 
 
@@ -107,7 +107,7 @@ def test_calls_that_wait_run_together_by_the_thread_of_the_first() -> None:
     thread = world.begin(first)
     calls = waiting(world, 2, 3, 4)
     world.instance.may.set()
-    thread.join(10)
+    thread.join(60)
     assert first.found == [2]
     assert calls[0].woken.is_set()
     assert not calls[1].woken.is_set()
@@ -125,7 +125,7 @@ def test_a_call_whose_thread_no_longer_waits_is_skipped() -> None:
     late, second = waiting(world, 2, 3)
     world.lender.leave(late)
     world.instance.may.set()
-    thread.join(10)
+    thread.join(60)
     assert second.woken.is_set()
     world.lender.leave(second)  # its turn had come: the instance is free again
     assert not world.lender.in_use
@@ -141,7 +141,7 @@ def test_an_instance_taken_back_while_in_use_is_returned_later() -> None:
     assert not world.lender.enter(Asked(3))
     assert world.returned == []
     world.instance.may.set()
-    thread.join(10)
+    thread.join(60)
     assert first.found == [2]
     assert world.returned == [(world.instance, None, None)]
 

@@ -327,7 +327,7 @@ def top(server: ServerProcess, *words: str) -> Iterator[IO[str]]:
             yield lines
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def test_known_traffic(headrace: Headrace, server: ServerProcess) -> None:

@@ -178,7 +178,7 @@ async def until(found: Callable[[], bool]) -> None:
     async def look() -> bool:
         return found()
 
-    await watching.until(look, bool, 10)
+    await watching.until(look, bool)
 
 
 async def test_successive_calls_reuse_regions(echo: Echo, endpoint: str) -> None:
