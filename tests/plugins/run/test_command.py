@@ -20,25 +20,29 @@ from tests.cli.conftest import Ended
 from tests.models.onnx_graphs import add_sub, identity, write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.support.scrape import until
-from tests.support.server_process import ServerProcess, clean_server
+from tests.support.server_process import ServerProcess, clean_server, kept_port
 
 ROWS = 20_000
 NUMBERS = np.random.default_rng(1).normal(size=(ROWS, 2)).astype(np.float32)
 TABLE = pa.table({"id": np.arange(ROWS), "a": NUMBERS[:, 0], "b": NUMBERS[:, 1]})
-SLOW = """
-    import time
+# The batch with the last row of the table takes as long as there is a file.
+SLOW = f"""
+    import asyncio
+    import os
     import numpy as np
     import triton_python_backend_utils as pb_utils
 
 
     class TritonPythonModel:
-        def execute(self, requests):
-            time.sleep(0.002)
+        async def execute(self, requests):
+            await asyncio.sleep(0.002)
             responses = []
             for request in requests:
                 x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+                while (x[:, 0] == np.float32({NUMBERS[-1, 0]!s})).any() and os.path.exists("HOLD"):
+                    await asyncio.sleep(0.01)
                 if x.min() < -1e6:
-                    raise ValueError(f"{x.min():g} is too low")
+                    raise ValueError(f"{{x.min():g}} is too low")
                 y = pb_utils.Tensor("Y", x.sum(axis=1, keepdims=True))
                 responses.append(pb_utils.InferenceResponse([y]))
             return responses
@@ -48,12 +52,18 @@ SLOW_CONFIG = f"max_batch_size: 64\n{DECLARED}"
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file; while it exists, no run with the model `slow` ends."""
+    return tmp_path_factory.mktemp("hold") / "hold"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory, hold: Path) -> Path:
     """`same` gives the columns of its matrix, `sums` two inputs' sums, `slow` those of rows."""
     root = tmp_path_factory.mktemp("models")
     write_model(root, "same", identity(dims=["rows", 2]))
     write_model(root, "sums", add_sub(width=1))
-    write_python_model(root, "slow", SLOW, SLOW_CONFIG)
+    write_python_model(root, "slow", SLOW.replace("HOLD", str(hold)), SLOW_CONFIG)
     return root
 
 
@@ -166,19 +176,24 @@ def killed_and_resumed(
     while True:
         process = subprocess.Popen(command(*words, "--resume", "--quiet"))
         size += chance.randrange(40_000)
-
-        def grown(process: Any = process, size: int = size) -> bool:
-            return process.poll() is not None or (log.exists() and log.stat().st_size > size)
-
         if done < kills:
-            until(grown, "a longer log")
+            while process.poll() is None and size_of(log) <= size:
+                time.sleep(0.001)  # often: the log grows within a fraction of a second
             process.send_signal(signal.SIGKILL)
         status = process.wait(120)
         if status != -signal.SIGKILL:
             assert status in (0, 1)
             return out.read_bytes(), done
         done += 1
-        size = log.stat().st_size if log.exists() else 0
+        size = size_of(log)
+
+
+def size_of(log: Path) -> int:
+    """Bytes of the log of a run, which is removed at the run's end."""
+    try:
+        return log.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 WHOLE = (pytest.mark.slow, pytest.mark.whole)
@@ -210,23 +225,27 @@ def test_a_run_killed_anywhere_continues_to_the_same_bytes(
         assert kills
 
 
-def reach(log: Path, process: subprocess.Popen[Any]) -> None:
-    """Wait for a part of a run, looking often: it takes a second."""
-    while not (log.exists() and log.stat().st_size > 20_000):
-        assert process.poll() is None
-        time.sleep(0.001)
+def reach(log: Path) -> None:
+    """Wait for a part of a run."""
+    until(lambda: size_of(log) > 20_000, "a log")
 
 
-def test_runs_that_are_not_resumed(repository: Path, table: Path, tmp_path: Path) -> None:
+def test_runs_that_are_not_resumed(
+    repository: Path, hold: Path, table: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out.parquet"
     words = ["slow", table, out, "--model-repository", repository, "--columns=X=a,b"]
+    hold.touch()
     with subprocess.Popen(command(*words)) as process:
         log = Path(f"{out}.run")
-        reach(log, process)
-        process.send_signal(signal.SIGSTOP)
-        ended = run(*words, "--resume")
-        assert (ended.status, "another process is writing it" in ended.err) == (2, True)
-        process.kill()
+        try:
+            reach(log)
+            process.send_signal(signal.SIGSTOP)
+            ended = run(*words, "--resume")
+            assert (ended.status, "another process is writing it" in ended.err) == (2, True)
+        finally:
+            process.kill()
+    hold.unlink()
     assert not out.exists()
     ended = run(*words)
     assert (ended.status, "--resume continues it" in ended.err) == (2, True)
@@ -237,16 +256,18 @@ def test_runs_that_are_not_resumed(repository: Path, table: Path, tmp_path: Path
     assert not log.exists()
 
 
-def test_a_server_that_restarts(repository: Path, table: Path, tmp_path: Path) -> None:
+def test_a_server_that_restarts(repository: Path, hold: Path, table: Path, tmp_path: Path) -> None:
     words = ["slow", table, tmp_path / "out.csv", "--columns=X=a,b", "--keep=id", "--json"]
     log = tmp_path / "out.csv.run"
-    with ServerProcess(repository) as first:
-        port = first.http.rpartition(":")[2]
-        process = subprocess.Popen(command(*words, "--url", first.url), stdout=subprocess.PIPE)
-        reach(log, process)
-        first.stop(signal.SIGKILL)
-    with ServerProcess(repository, options=[f"--http-port={port}"]):
-        document, _ = process.communicate(timeout=120)
+    hold.touch()
+    with kept_port() as options:
+        with ServerProcess(repository, options=options) as first:
+            process = subprocess.Popen(command(*words, "--url", first.url), stdout=subprocess.PIPE)
+            reach(log)
+            first.stop(signal.SIGKILL)
+        hold.unlink()
+        with ServerProcess(repository, options=options):
+            document, _ = process.communicate(timeout=120)
     assert (process.returncode, json.loads(document)["rows"]) == (0, ROWS)
     found = csv.read_csv(tmp_path / "out.csv")
     assert found["id"].equals(TABLE["id"])
