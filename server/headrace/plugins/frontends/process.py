@@ -46,7 +46,7 @@ from headrace.doors.clients import (
 )
 from headrace.doors.grpc.call import Unary
 from headrace.doors.grpc.services import all_handlers
-from headrace.doors.http.asgi import OPERATION, PEER
+from headrace.doors.http.asgi import NAMES, OPERATION, PEER
 from headrace.doors.http.generate import inference_routes
 from headrace.doors.http.infer import BareRoute, Disconnected
 from headrace.doors.listeners import CLOSED, bind
@@ -457,14 +457,15 @@ def forwarding_app(link: EngineSession, routes: Sequence[BareRoute]) -> ASGIApp:
 
 
 def _head(scope: Scope) -> dict[str, object]:
-    """A request without its body, as a JSON document."""
+    """A request without its body, as a JSON document, with the names that its client spelled."""
     headers = scope["headers"]
+    names = scope.get(NAMES) or headers
     return {
         "method": scope["method"],
         "path": scope["path"],
         "raw_path": scope["raw_path"].decode("latin-1"),
         "query": scope["query_string"].decode("latin-1"),
-        "headers": [(n.decode("latin-1"), v.decode("latin-1")) for n, v in headers],
+        "headers": [(n.decode("latin-1"), v.decode("latin-1")) for n, v in names],
         "client": (scope.get("client") or ("",))[0],
         "peer": [*scope.get(PEER, NO_PEER)],
         "server": scope.get("server"),

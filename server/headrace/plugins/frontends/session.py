@@ -28,7 +28,7 @@ from headrace.core.identity import PeerFacts
 from headrace.core.limits import Payer
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Unary
-from headrace.doors.http.asgi import PEER
+from headrace.doors.http.asgi import NAMES, PEER
 from headrace.engine.admission import Account, Clients, Held
 from headrace.engine.client_accounts import ClientAccount
 from headrace.engine.entrance import (
@@ -133,6 +133,7 @@ def _tuples(value: Any) -> Any:
 
 async def _http(app: ASGIApp, head: Any, receive: Receive) -> tuple[bytes, bytes]:
     """Run the application; returns status and headers, and the body."""
+    names = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in head["headers"]]
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -143,10 +144,11 @@ async def _http(app: ASGIApp, head: Any, receive: Receive) -> tuple[bytes, bytes
         "raw_path": head["raw_path"].encode("latin-1"),
         "query_string": head["query"].encode("latin-1"),
         "root_path": "",
-        "headers": [(n.encode("latin-1"), v.encode("latin-1")) for n, v in head["headers"]],
+        "headers": [(name.lower(), value) for name, value in names],
         "client": (head["client"], 0),
         "server": head["server"],
         "state": {},
+        NAMES: names,
         PEER: _peer(head["peer"]),
     }
     document: dict[str, object] = {}
