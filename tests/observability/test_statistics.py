@@ -5,6 +5,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.observability.statistics import (
     FAILURE_REASONS,
@@ -142,3 +144,28 @@ def test_histograms_hold_every_successful_request() -> None:
     assert counted.request_histogram.total_ns == 400_000 + 360_000
     histograms = counted.queue_histogram, counted.compute_histogram, counted.request_histogram
     assert [sum(histogram.counts) for histogram in histograms] == [2, 2, 2]
+
+
+@given(
+    st.lists(st.integers(0, 4_000_000), min_size=1, max_size=70),
+    st.integers(0, 3_000_000), st.integers(0, 4_000_000), st.booleans(),
+)  # fmt: skip
+def test_large_batches_are_counted_as_single_requests(
+    ages: list[int], computed: int, free: int, native: bool
+) -> None:
+    bounds = LatencyBounds(native=native)
+    started = 5_000_000
+    ended = started + computed
+    arrived = [started - age for age in ages]
+    counted = VersionStatistics(bounds=bounds)
+    counted.batch_succeeded(arrived, len(ages), len(ages), started, started, ended, ended, free)
+    queue, formed, request = (Histogram(bounds.counted) for _ in range(3))
+    for moment in arrived:
+        queue.observe(started - moment)
+        formed.observe(started - max(moment, free))
+        request.observe(ended - moment)
+    for found, expected in (
+        (counted.queue_histogram, queue), (counted.batch_wait_histogram, formed),
+        (counted.request_histogram, request),
+    ):  # fmt: skip
+        assert (found.counts, found.total_ns) == (expected.counts, expected.total_ns)

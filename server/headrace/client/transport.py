@@ -166,6 +166,8 @@ class Result(Mapping[str, Array]):
     one named `<output>.null` marks, is a masked array, and that other one is left out.
     """
 
+    __slots__ = ("__weakref__", "_named", "_response")
+
     def __init__(self, response: InferResponse) -> None:
         self._response: InferResponse | None = response
         self._named: Mapping[str, TensorArray] | None = None

@@ -30,7 +30,7 @@ Compose = Callable[[Submit], Submit]  # makes a stage from the next one
 _CLASSIFIED_HERE = 16 << 10
 _ANY = 1 << 60  # parts of a table, whose size other limits bound
 _PARTS_AT_ONCE = 8  # parts of a divided call in flight
-_ALONE_NS = 400_000  # of parts that run one after the other in one turn of the event loop
+_ALONE_NS = 1_000_000  # of parts that run one after the other in one turn of the event loop
 _JOINED_HERE = 1 << 20  # bytes concatenated on the event loop
 
 

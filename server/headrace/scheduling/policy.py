@@ -70,35 +70,37 @@ class BatchPolicy:
         If there are none, the third value is the time to ask again; None if only a new request can
         change the answer.
         """
+        max_rows, preferred = self.max_rows, self.preferred
         rows = count = best = oldest = passed = 0
-        first: WaitingRequest | None = None
+        first = key = None
         picked: list[int] | None = None  # None until another shape is skipped
         full = False
         for request in queue:
             if first is None:
-                if not self.max_rows:
+                if not max_rows:
                     return _ALONE, Closed.FULL, None
-                first = request
+                first, key = request, request.key
                 oldest = request.arrived
-            elif request.key != first.key:
+                added = rows + request.rows
+            elif request.key != key:
                 if passed == LOOK_AHEAD:
                     break
                 if picked is None:
                     picked = list(range(count))
                 passed += 1
                 continue
-            elif rows + request.rows > self.max_rows:
+            elif (added := rows + request.rows) > max_rows:
                 full = True  # the next one does not fit: this batch cannot grow any more
                 break
             if picked is not None:
                 picked.append(count + passed)
-            rows += request.rows
+            rows = added
             count += 1
-            if request.arrived < oldest:
-                oldest = request.arrived  # from a lower priority level than the first
-            if rows in self.preferred:
+            if (arrived := request.arrived) < oldest:
+                oldest = arrived  # from a lower priority level than the first
+            if preferred and rows in preferred:
                 best = count
-            if rows >= self.max_rows:
+            if rows >= max_rows:
                 full = True
                 break
         if first is None:
@@ -108,7 +110,7 @@ class BatchPolicy:
         ripe = bool(self.max_delay) and now >= ripe_at
         if best and not ripe:
             return positions[:best], Closed.FULL, None
-        if full or rows >= max(self.preferred, default=self.max_rows):
+        if full or rows >= max(preferred, default=max_rows):
             return positions, Closed.FULL, None
         if ripe:
             return positions, Closed.DELAY, None
