@@ -1,5 +1,6 @@
 """Contexts of TLS from files: errors, names of hosts, revocation, and renewal as a whole."""
 
+import os
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +13,7 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.doors.tls import DoorTls, TlsFiles, dns_names, first_expiry
+from headrace.doors.tls import DoorTls, TlsContents, TlsFiles, dns_names, first_expiry
 from tests.support.tls_files import FOLDER, Authority
 
 Handshake = tuple[ssl.SSLObject, ssl.SSLObject]
@@ -182,6 +183,35 @@ def test_files_that_are_being_written_are_left_alone(tmp_path: Path, authority: 
     assert not tls.renew(settled=True)
     (tmp_path / "0.key").write_bytes(key)
     assert [tls.renew(settled=True) for _ in range(3)] == [False, True, False]
+
+
+class Counted(TlsFiles):
+    """Files that count how often they are read."""
+
+    reads = 0
+
+    def read(self) -> TlsContents:
+        type(self).reads += 1
+        return super().read()
+
+
+def test_unchanged_files_are_not_read_again(tmp_path: Path, authority: Authority) -> None:
+    files = put(tmp_path, authority, ["localhost"])
+    tls = DoorTls(Counted(files.door, files.certificates, files.keys))
+    assert not any(tls.renew(settled=True) for _ in range(5))
+    assert Counted.reads == 3  # at first, and in the two looks that found the same
+    tls.renew()
+    assert Counted.reads == 4
+    # Another file in its place, as large as before, and of the same time.
+    name, other = tmp_path / "0.pem", tmp_path / "other"
+    before = name.stat()
+    other.write_bytes(b"x" * before.st_size)
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(name)
+    assert not tls.renew(settled=True)
+    for _ in range(2):  # what is wrong is told in each look
+        with pytest.raises(OSError, match="cannot be used"):
+            tls.renew(settled=True)
 
 
 def change(**fields: object) -> Callable[[TlsFiles], TlsFiles]:

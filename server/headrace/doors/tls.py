@@ -80,6 +80,10 @@ class TlsFiles:
             read("crl", self.revoked),
         )
 
+    def signs(self) -> tuple[object, ...]:
+        """What changes with each file, or with a link to one: time, place and size. Blocks."""
+        return tuple(map(_sign, (*self.certificates, *self.keys, self.root, self.revoked)))
+
     def _read(self, setting: str, path: str) -> bytes:
         if not path:
             return b""
@@ -167,8 +171,21 @@ class TlsFiles:
         return context
 
 
+def _sign(path: str) -> object:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino, found.st_size
+
+
 class DoorTls:
-    """The current TLS context of one door. Any thread may renew it."""
+    """The current TLS context of one door. Any thread may renew it.
+
+    `_signs` are those of the files at the last look. Files that have the same signs in two looks,
+    and are in effect (`_quiet`), are not read until a sign changes: the second look comes later
+    than a change that the file system's clock could not tell from the one before.
+    """
 
     def __init__(self, files: TlsFiles) -> None:
         """Blocks while reading; raises `OSError`."""
@@ -177,6 +194,8 @@ class DoorTls:
         self._context = files.context(self.contents)
         self.expiries = files.expiries(self.contents)
         self._last = self.contents  # as read last
+        self._signs: tuple[object, ...] = ()
+        self._quiet = False
         self._lock = Lock()
 
     def current(self) -> "SSLContext":
@@ -187,12 +206,19 @@ class DoorTls:
         """Read the files again, for new connections; True if another context is in effect now.
 
         With `settled` files have to be the same in two calls, so that one that is being written
-        does not count. Blocks; raises `OSError`, and leaves the context as it was.
+        does not count, and are not read while nothing about them changes. Blocks; raises `OSError`,
+        and leaves the context as it was.
         """
         with self._lock:
+            signs = self.files.signs()
+            same, self._signs = signs == self._signs, signs
+            if settled and same and self._quiet:
+                return False
+            self._quiet = False
             contents = self.files.read()
             moving, self._last = settled and contents != self._last, contents
             if moving or contents == self.contents:
+                self._quiet = same and not moving
                 return False
             self._context = self.files.context(contents)
             self.expiries = self.files.expiries(contents)
