@@ -4,7 +4,7 @@ from headrace.core.errors import Allowance, Overloaded, QuotaExceeded
 from headrace.core.identity import ANYONE, EVERYTHING, Identity, Role
 from headrace.core.quotas import Quota, Quotas
 from headrace.engine.admission import Account, Admission, ConnectionAccount
-from headrace.engine.client_accounts import QuotaClients, client_key
+from headrace.engine.client_accounts import QuotaClients
 from headrace.protocol.status import rate_limit
 
 WEB = Identity("web", "key", [Role("scorer", EVERYTHING)])
@@ -186,7 +186,7 @@ def test_many_models_on_one_connection() -> None:
 
 
 def test_clients_are_known_by_name_or_by_address() -> None:
-    assert client_key(WEB, "192.0.2.1") == client_key(WEB, "192.0.2.2") == "=web"
-    assert client_key(WEB, "192.0.2.1", by_address=True) == "192.0.2.1"
-    assert client_key(ANYONE, "192.0.2.1") == "192.0.2.1"
-    assert client_key(ANYONE, "") == ""
+    assert WEB.client("192.0.2.1") == WEB.client("192.0.2.2") == "=web"
+    assert ANYONE.client("192.0.2.1") == "192.0.2.1"
+    assert ANYONE.client("2001:db8::1") == ANYONE.client("2001:db8::2") != ANYONE.client("2002::1")
+    assert ANYONE.client("") == ""

@@ -127,7 +127,8 @@ def test_silence_earns_nothing() -> None:
 
 def test_clients_without_an_identity_are_their_addresses() -> None:
     queue = FairQueue()
-    calls = [Asked(NOBODY, 1, Client(origin=origin)) for origin in "11112"]
+    origins = ["2001:db8::1", "2001:db8::2", "2001:db8::1", "2001:db8::3", "2001:db8:0:1::1"]
+    calls = [Asked(NOBODY, 1, Client(origin=origin)) for origin in origins]
     for call in calls:
         queue.append(call)
     assert [queue.popleft() for _ in range(2)] == [calls[0], calls[4]]

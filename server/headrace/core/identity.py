@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
-from headrace.core.quotas import Quotas
+from headrace.core.quotas import Quotas, network_of
 
 ROLE = "role:"  # before the name of a role, where names of identities stand, too
 _KNOWN = 4096  # cached decisions of a role
@@ -102,6 +102,13 @@ class Identity:
     def anonymous(self) -> bool:
         """True if the client has proved nothing: it is known by its address at most."""
         return self.kind == "anonymous"
+
+    def client(self, address: str) -> str:
+        """The client that requests from an address count for: the identity, else the network.
+
+        "" for one that is not known at all.
+        """
+        return network_of(address) if self.anonymous else f"={self.name}"
 
     def answers_to(self, who: str) -> bool:
         """True if `who` is the client: its name, `role:NAME`, `anonymous`, or `*` for everyone."""

@@ -90,7 +90,7 @@ class Rate(NamedTuple):
 
 
 def network_of(address: str) -> str:
-    """An address without what one client can choose in it."""
+    """An address without the part that one client can choose."""
     if ":" not in address or address.startswith("unix:"):
         return address
     try:

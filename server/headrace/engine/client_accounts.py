@@ -265,7 +265,7 @@ class QuotaClients(Clients):
 
     def _quotas_of(self, identity: Identity, address: str, model: str) -> Iterator[QuotaAccount]:
         for quota in self.quotas.applying(identity.answers_to, model):
-            if key := client_key(identity, address, quota.by_address):
+            if key := network_of(address) if quota.by_address else identity.client(address):
                 yield self._quota(quota, key)
 
     def _quota(self, quota: Quota, key: str) -> QuotaAccount:
@@ -282,13 +282,6 @@ class QuotaClients(Clients):
         items = self._accounts.items()
         self._accounts = {key: account for key, account in items if not account.idle(now)}
         self._sweep_at = max(2 * len(self._accounts), _SWEEP)
-
-
-def client_key(identity: Identity, address: str, by_address: bool = False) -> str:
-    """The client that a request is charged to; "" for one that is not known at all."""
-    if not (by_address or identity.anonymous):
-        return f"={identity.name}"
-    return network_of(address)
 
 
 def limit_clients(

@@ -132,5 +132,5 @@ def share_of(call: Call) -> tuple[str, float]:
     """The client that a request counts for, with its weight."""
     identity, payer = call.context.identity, call.payer
     if payer is None:
-        return f"={identity.name}", 1.0
-    return (payer.origin if identity.anonymous else f"={identity.name}"), payer.weight
+        return identity.client(""), 1.0
+    return identity.client(payer.origin), payer.weight
