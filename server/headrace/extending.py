@@ -6,6 +6,7 @@ from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed, Serv
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Tensor
 from headrace.doors.door import Door, DoorCall
+from headrace.doors.listeners import peer_of
 from headrace.engine.admission import ConnectionAccount
 from headrace.engine.chain import Compose, StageModel, StagePlugin
 from headrace.engine.entrance import Entrance, Target
@@ -47,4 +48,5 @@ __all__ = [
     "Unavailable",
     "decode_flat",
     "encode_flat",
+    "peer_of",
 ]

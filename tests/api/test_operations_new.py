@@ -20,7 +20,7 @@ from headrace.client.grpc import GrpcTransport
 from headrace.client.http import HttpTransport
 from headrace.core.errors import InvalidRequest, Restricted
 from headrace.core.identity import NO_PEER, Permission
-from headrace.doors.grpc.call import Handlers, labels
+from headrace.doors.grpc.call import Handlers
 from headrace.doors.grpc.services import restricted
 from headrace.doors.http.app import create_app
 from headrace.engine.admission import Admission
@@ -76,9 +76,10 @@ def test_over_grpc(engine: Engine) -> None:
     with pytest.raises(InvalidRequest, match="not a valid ModelReadyRequest message"):
         asyncio.run(unary[PATH](b"\xff", BareCall()))
     handlers = Handlers({}, unary, {})
+    guarded = restricted(handlers, RULES, TABLE)
     with pytest.raises(Restricted, match="expecting header 'x-key'"):
-        restricted(handlers, RULES, TABLE).enter(PATH, {}, NO_PEER)
-    assert labels(TABLE)[PATH] == "metadata"
+        guarded.enter(PATH, {}, NO_PEER)
+    assert guarded.counted(PATH) == "metadata"
 
 
 def test_an_operation_without_a_handler_is_not_served(engine: Engine) -> None:

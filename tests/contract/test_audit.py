@@ -204,7 +204,14 @@ def test_known_clients(tmp_path: Path, carrier: str) -> None:
         path = "/v2/models/digits/infer"
         assert audited.http("POST", path, DOCUMENT, authorization=keys[0]) == 404
         assert audited.grpc("ModelInfer", hidden, given) == "NOT_FOUND"
-        for entry in audited.entries(2):
+        for path in ("/v2/models/digits", "/v2/models/digits/ready"):
+            assert audited.http("GET", path, authorization=keys[0]) == 404
+        for name, message in (
+            ("ModelMetadata", pb.ModelMetadataRequest(name="digits")),
+            ("ModelReady", pb.ModelReadyRequest(name="digits")),
+        ):
+            assert audited.grpc(name, message, given) == "NOT_FOUND"
+        for entry in audited.entries(6):
             told = [entry[name] for name in ("outcome", "identity", "model", "roles")]
             assert told == ["refused", "web", "digits", ["scorer"]]
         access.write_text("[rolls]")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.docs.pages import ROOT, blocks
-from tests.support.scrape import Scraper
+from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -142,6 +142,50 @@ def test_the_door_takes_calls(server: ServerProcess) -> None:
         assert metrics.value("headrace_requests_total", status="200", **counted) == 1
         assert metrics.value("headrace_requests_total", status="404", **counted) == 1
         assert metrics.value("headrace_requests_total", status="400", **counted) == 1
+
+
+ACCESS = """
+[roles.scorer]
+may = ["infer"]
+models = ["exact"]
+
+[[peers]]
+user = %d
+name = "neighbour"
+roles = ["scorer"]
+"""
+
+
+def test_the_door_knows_its_clients(packages: Path, tmp_path: Path) -> None:
+    """By the process at the other end of its socket: a model of none of its roles is not there."""
+    write_models(tmp_path)
+    shutil.rmtree(tmp_path / "models" / "wrong")
+    (tmp_path / "access.toml").write_text(ACCESS % os.getuid())
+    (log := tmp_path / "audit.log").touch()
+    options = (
+        f"--door=lines={tmp_path / 'lines.sock'}", f"--access={tmp_path / 'access.toml'}",
+        f"--audit-log={log}",
+    )  # fmt: skip
+    environment = {"PYTHONPATH": str(packages)}
+    with (
+        ServerProcess(tmp_path / "models", options=options, environment=environment),
+        socket.socket(socket.AF_UNIX) as client,
+        client.makefile("rwb") as lines,
+    ):
+        client.settimeout(30)
+        client.connect(str(tmp_path / "lines.sock"))
+        for model, answer in (("exact", b'"y":['), ("rounded", b"unknown model: 'rounded'")):
+            lines.write(model.encode() + b' {"x": [1.0, 2.0]}\n')
+            lines.flush()
+            assert answer in lines.readline()
+        until(lambda: log.read_text().count("\n") == 1, "the refusal")
+        entry = json.loads(log.read_text())
+        wanted = {
+            "operation": "ModelInfer", "outcome": "refused", "status": "NOT_FOUND",
+            "identity": "neighbour", "door": "lines", "address": f"unix:{os.getuid()}",
+            "model": "rounded",
+        }  # fmt: skip
+        assert wanted.items() <= entry.items()
 
 
 def test_a_client_that_waits_is_disconnected_at_the_end(packages: Path, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""Requests for changes, on their way into the audit: what each asks for, and its outcome.
+"""Requests for operations, on their way into the audit: what each asks for, and its outcome.
 
-The doors answer each request that changes something in the context of an `AuditedRequest`. What a
-request carries becomes names and values of settings, and digests of
-everything else. Values are those of changes that were made: the members of a request that failed
-may be anything.
+The doors answer each request in the context of an `AuditedRequest`, which records those that change
+something, and those that are refused for their model. What a request carries becomes names and
+values of settings, and digests of everything else. Values are those of changes that were made: the
+members of a request that failed may be anything.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def is_changing(operation: Operation) -> bool:
 
 
 class AuditedRequest:
-    """A request that changes something, recorded at the end of its context."""
+    """A request, recorded at the end of its context if it changes something or is refused."""
 
     def __init__(
         self,
@@ -46,9 +46,11 @@ class AuditedRequest:
         address: str,
         request_id: str,
         identity: Identity,
+        changes: bool = True,
     ) -> None:
         self._identity = identity
-        self._changes = True
+        self._changes = changes
+        self._refused = False
         self._record = record
         self._operation = operation
         self._door = door
@@ -63,6 +65,11 @@ class AuditedRequest:
             self._region = region
         self._model = parts.get("name", "")
         self._version = parts.get("version", "")
+
+    def refuse(self, names: Mapping[str, str]) -> None:
+        """Note that the client may not request this of the model that is named."""
+        self._refused = True
+        self.names(names)
 
     async def asks(self, asked: Any, changes: bool = True) -> None:
         """Take a decoded message, or body; digests of long ones are computed on a thread.
@@ -88,9 +95,11 @@ class AuditedRequest:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, frames: object) -> None:
-        if not self._changes:
+        if not (self._changes or self._refused):
             return
         outcome, shown = result(self._door, error)
+        if self._refused:
+            outcome = AuditOutcome.REFUSED
         detail = self._detail
         if outcome is not AuditOutcome.OK and self._operation.name != _LOAD and detail:
             detail = {"members": sorted(detail)}

@@ -156,6 +156,22 @@ class Gate:
             error.challenge = self.access.challenge
             raise
 
+    def check(
+        self,
+        operation: Operation,
+        identity: Identity,
+        values: Values,
+        peer: PeerFacts,
+        model: str,
+        version: str = "",
+    ) -> None:
+        """Raise as the function `check`, and record it, unless a client may do this to a model."""
+        try:
+            check(identity, operation.permission, model, version)
+        except ServerError as error:
+            self.refuse(operation, error, values, peer, model)
+            raise
+
     def known(self, category: Category, values: Values, peer: PeerFacts = NO_PEER) -> Identity:
         """The client of a request for a page that shows what such operations do, or `NOBODY`."""
         if self._lacked(category, values) is not None:

@@ -21,7 +21,13 @@ from headrace.api.audited import REQUEST_ID, AuditedRequest, is_changing
 from headrace.api.gate import check, elsewhere
 from headrace.api.messages import read_message, request_class
 from headrace.api.operations import OPERATIONS, Document, Operation, by_procedure, handed_on
-from headrace.core.errors import InvalidRequest, LoadFailed, Unavailable, Unsupported
+from headrace.core.errors import (
+    InvalidRequest,
+    LoadFailed,
+    ServerError,
+    Unavailable,
+    Unsupported,
+)
 from headrace.core.identity import (
     ANYONE,
     CHANGING,
@@ -116,20 +122,29 @@ class Handler:
 
 
 def check_model(
-    identity: Identity, operation: Operation, changes: bool, names: Mapping[str, str]
+    identity: Identity,
+    operation: Operation,
+    changes: bool,
+    names: Mapping[str, str],
+    audited: AuditedRequest | None = None,
 ) -> None:
     """Raise `Forbidden` or `NotFound` unless a client may request this of the model, if any.
 
     `names` has the model's `name`, and the `version` if there is one. A request that names no model
     is about all of them, unless it only reads: then the answer is without those that the client may
-    not know of.
+    not know of. `audited` is told of a refusal.
     """
     permission = operation.needs(changes)
     model = names.get("name", "") if operation.of_model else ""
-    if model:
-        check(identity, permission, model, names.get("version", ""))
-    elif permission in CHANGING:
-        check(identity, permission)
+    try:
+        if model:
+            check(identity, permission, model, names.get("version", ""))
+        elif permission in CHANGING:
+            check(identity, permission)
+    except ServerError:
+        if audited is not None:
+            audited.refuse(names if operation.of_model else {})
+        raise
 
 
 def _names(asked: Any) -> dict[str, str]:
@@ -525,13 +540,15 @@ def unary_handlers(
     """
 
     def unary(operation: Operation, handler: Handler) -> Unary:
+        changing = is_changing(operation)
+
         # Not a coroutine, which would have the request in memory until it is answered.
         def handle(data: Buffer, call: AskingCall) -> Coroutine[Any, Any, bytes]:
-            if engine.audit is None or not is_changing(operation):
+            if engine.audit is None:
                 return answer(data, call.identity)
             audited = AuditedRequest(
                 engine.audit.record, operation, "grpc", call.peer_facts.address,
-                call.metadata().get(REQUEST_ID, ""), call.identity,
+                call.metadata().get(REQUEST_ID, ""), call.identity, changing,
             )  # fmt: skip
             return recorded(data, call.identity, audited)
 
@@ -545,11 +562,11 @@ def unary_handlers(
                 asked = await _read_long(engine, operation, data, max_request_bytes)
             del data
             changes = handler.changes(asked)
-            if audited is not None:
+            if audited is not None and changing:
                 await audited.asks(asked, changes or operation.changing is None)
             if read_only and operation.needs(changes) in CHANGING:
                 raise elsewhere()
-            check_model(identity, operation, changes, _names(asked))
+            check_model(identity, operation, changes, _names(asked), audited)
             found = handler.answer(engine, asked, *((identity,) if handler.listing else ()))
             del asked
             message: Message = await found if isawaitable(found) else found

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
 from typing import Protocol
 
-from headrace.api.gate import check
+from headrace.api.gate import Gate
+from headrace.api.operations import NAMED
 from headrace.core.call import Call, InferResponse, context_of
 from headrace.core.errors import ServerError
-from headrace.core.identity import ANYONE, NOBODY, Identity, Permission
+from headrace.core.identity import NO_PEER, Identity, PeerFacts
 from headrace.core.plugins import PluginGroup
 from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
@@ -27,6 +28,7 @@ class Door(Protocol):
     """A door, made with the engine. Owned by the event loop."""
 
     operations: Sequence[str]  # names of the operations that it offers, as in the protocol's table
+    gate: Gate  # what each request has to pass; set before `open`
 
     def __init__(self, engine: Entrance) -> None: ...
 
@@ -57,15 +59,14 @@ class DoorCall(Call):
     named = ""
 
     def __init__(
-        self, account: Account, answers: AnswerCounters, identity: Identity = NOBODY
+        self, account: Account, answers: AnswerCounters, gate: Gate, peer: PeerFacts = NO_PEER
     ) -> None:
         """`answers` counts by HTTP status: `engine.admission.answers.of(door, operation)`.
 
-        `identity` is the client, mostly by `Gate.enter` with the engine's `access`. Without one, it
-        may do nothing if access is controlled.
+        The client is known by the door's `gate`, from `header` and the facts about its `peer`.
         """
         self.begin()
-        self.identity = identity
+        self.gate, self.peer = gate, peer
         self.account = account
         self.answers = answers
         self.nbytes = 0
@@ -87,8 +88,7 @@ class DoorCall(Call):
     ) -> None:  # fmt: skip
         """Charge a request of `nbytes` to a model, decode it for its target, and submit it."""
         try:
-            identity = ANYONE if engine.access is None else self.identity
-            check(identity, Permission.INFER, name, version)
+            identity = self.enter_gate(name, version)
             self.account = self.account.of(identity, name, self.named)
             self.account.enter(nbytes)
             self.nbytes, self._entered = nbytes, True
@@ -98,6 +98,18 @@ class DoorCall(Call):
             target.submit(self)
         except ServerError as error:
             self.fail(error)
+
+    def enter_gate(self, model: str, version: str) -> Identity:
+        """The client, if it may run this version of a model; raises as `Gate.enter` and `check`."""
+
+        def values(name: str) -> list[bytes]:
+            given = self.header(name)
+            return [given.encode("latin-1", "replace")] if given else []
+
+        operation, gate = NAMED["ModelInfer"], self.gate
+        identity = gate.enter(operation, values, self.peer)
+        gate.check(operation, identity, values, self.peer, model, version)
+        return identity
 
     def leave(self) -> None:
         """Cancel the call, whose client is gone; nothing if it is over."""

@@ -233,6 +233,8 @@ class ServerDoors:
         """Apply header rules to all further requests, also of open connections."""
         self._clients.change_rules(http, grpc)
         self._control_gate.change(http)
+        for door in self._others.values():
+            door.gate.change(HeaderRules(restricted_at_both=http.restricted_at_both))
         if self._front_ends is not None:
             self._front_ends.change_rules(http, grpc)
 
@@ -294,6 +296,10 @@ class ServerDoors:
         if isinstance(door, Exception):
             raise OSError(f"--door {name}={address}: {door}") from door
         self._others[name] = door  # closed even if it does not open
+        rules = HeaderRules(restricted_at_both=self._settings.restricted_api)
+        door.gate = gate = Gate(rules, self._engine.access, read_only=self._config.read_only)
+        if self._engine.audit is not None:
+            gate.refused = recording(self._engine.audit.record, name, gate)
         try:
             for operation in door.operations:
                 self._engine.admission.answers.of(name, NAMED[operation].counted)

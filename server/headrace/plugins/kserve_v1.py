@@ -15,11 +15,11 @@ import numpy as np
 import orjson
 from fastapi import FastAPI, Request, Response
 
-from headrace.api.gate import Gate, check
+from headrace.api.gate import Gate
 from headrace.api.operations import NAMED, Operation
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import InvalidRequest, ModelNotReady, NotFound, ServerError, Unsupported
-from headrace.core.identity import NO_PEER, Identity, Permission
+from headrace.core.identity import NO_PEER, Identity
 from headrace.core.limits import Payer
 from headrace.core.signature import Signature, TensorSpec, quoted
 from headrace.core.tensors import Buffer, Tensor
@@ -46,8 +46,8 @@ class PredictCall(DoorCall):
 
     door = "HTTP"
 
-    def __init__(self, account: Account, head: InferHead) -> None:
-        super().__init__(account, _UNSHOWN, head.context.identity)
+    def __init__(self, account: Account, gate: Gate, head: InferHead) -> None:
+        super().__init__(account, _UNSHOWN, gate)
         self.named = head.client
         self.response: InferResponse | None = None
         self.error: ServerError | None = None
@@ -62,6 +62,10 @@ class PredictCall(DoorCall):
         """Implements `Call.header`."""
         return self._head.headers.get(name.encode("latin-1"), "")
 
+    def enter_gate(self, model: str, version: str) -> Identity:
+        """The client, by the head, which has passed the gate."""
+        return self._head.context.identity
+
     def write(self, response: InferResponse) -> None:
         """Implements `DoorCall.write`."""
         self.response = response
@@ -75,11 +79,15 @@ def add_v1(app: FastAPI, engine: Engine, gate: Gate, operations: Sequence[Operat
     """Add the routes of version 1."""
     reading = asyncio.Lock()  # long bodies are parsed one at a time, as those of other operations
 
-    def enter(request: Request, name: str) -> Identity:
+    def enter(request: Request, name: str, model: str = "") -> Identity:
         """The client, by the rules for the operation of version 2; raises `ServerError`."""
-        scope = request.scope
-        scope[OPERATION] = NAMED[name].counted
-        return gate.enter(NAMED[name], values_in(scope["headers"]), scope.get(PEER, NO_PEER))
+        scope, operation = request.scope, NAMED[name]
+        scope[OPERATION] = operation.counted
+        values, peer = values_in(scope["headers"]), scope.get(PEER, NO_PEER)
+        identity = gate.enter(operation, values, peer)
+        if model:
+            gate.check(operation, identity, values, peer, model)
+        return identity
 
     @app.get("/v1/models", include_in_schema=False)
     async def models(request: Request) -> Response:
@@ -119,12 +127,11 @@ def add_v1(app: FastAPI, engine: Engine, gate: Gate, operations: Sequence[Operat
                 call = decode_predict(signature, name, memoryview(body))
         call.parameters.update(head.told)
         call.bound_wait(head.timeout)
-        return await _answer(request, engine, PredictCall(account, head), call, size)
+        return await _answer(request, engine, PredictCall(account, gate, head), call, size)
 
     @app.get("/v1/models/{name}", include_in_schema=False)
     async def model(request: Request, name: str) -> Response:
-        identity = enter(request, "ModelReady")
-        check(identity, Permission.READ, name)
+        enter(request, "ModelReady", name)
         obstacle = engine.model_obstacle(name)
         if not obstacle:
             return _json({"name": name, "ready": True})

@@ -1,15 +1,15 @@
 """Calls as handlers see them, over either transport: types, headers, labels, errors, access log."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
-from headrace.api.gate import Gate, Values, check
-from headrace.api.operations import NAMED, OPERATIONS, Operation, by_procedure
+from headrace.api.gate import Gate, Values
+from headrace.api.operations import NAMED, Operation
 from headrace.core.errors import ServerError
-from headrace.core.identity import ANYONE, Identity, PeerFacts, Permission
+from headrace.core.identity import ANYONE, Identity, PeerFacts
 from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
 from headrace.doors.tls import DoorTls
@@ -150,6 +150,11 @@ class Handlers:
         """The paths of all procedures."""
         return [*self.direct, *self.unary, *self.sessions]
 
+    def counted(self, path: str) -> str:
+        """The metrics label of a procedure's calls."""
+        found = self.operations.get(path)
+        return OTHER if found is None else found.counted
+
     def enter(self, path: str, metadata: Mapping[str, str], peer: PeerFacts) -> Identity:
         """The client of a call, once it has passed the gate; raises as `Gate.enter`.
 
@@ -163,19 +168,6 @@ class Handlers:
 access = logging.getLogger("headrace.access")
 
 
-def labels(operations: Sequence[Operation] = OPERATIONS) -> dict[str, str]:
-    """The metrics labels of procedures, by path."""
-    return {path: found.counted for path, found in by_procedure(operations).items()}
-
-
-_COUNTED = labels()
-
-
-def operation_of(path: str) -> str:
-    """The metrics label of a procedure's calls."""
-    return _COUNTED.get(path, OTHER)
-
-
 def values_of(metadata: Mapping[str, str]) -> Values:
     """The values of metadata by name; several of one name are joined, and so one that is wrong."""
 
@@ -186,13 +178,17 @@ def values_of(metadata: Mapping[str, str]) -> Values:
     return values
 
 
-def check_infer(gate: Gate, call: RpcContext, identity: Identity, model: str, version: str) -> None:
-    """Raise as `check`, unless the client of a call may run the model."""
-    try:
-        check(identity, Permission.INFER, model, version)
-    except ServerError as error:
-        gate.refuse(NAMED["ModelInfer"], error, values_of(call.metadata()), call.peer_facts, model)
-        raise
+def check_call(
+    gate: Gate,
+    call: RpcContext,
+    identity: Identity,
+    model: str,
+    version: str,
+    operation: Operation = NAMED["ModelInfer"],
+) -> None:
+    """Raise as `Gate.check`, unless the client of a call may do this to the model."""
+    values = values_of(call.metadata())
+    gate.check(operation, identity, values, call.peer_facts, model, version)
 
 
 def error_text(error: ServerError) -> str:

@@ -29,7 +29,7 @@ from headrace.core.identity import Identity, PeerFacts
 from headrace.core.limits import Payer
 from headrace.core.tensors import Buffer
 from headrace.core.turns import SMALL
-from headrace.doors.grpc.call import Message, Noted, Open, Peer, StreamSession, check_infer
+from headrace.doors.grpc.call import Message, Noted, Open, Peer, StreamSession, check_call
 from headrace.engine.admission import Account
 from headrace.engine.entrance import (
     GIVE_UP_BYTES,
@@ -237,7 +237,7 @@ class InferenceService:
             call.charge_client(connection, asked.model_name, nbytes)
             call.entered = True
         identity = call.context.identity
-        check_infer(self.gate, call, identity, asked.model_name, asked.model_version)
+        check_call(self.gate, call, identity, asked.model_name, asked.model_version)
         found = self.engine.find(asked.model_name, asked.model_version)
         if found.decoupled:
             raise Unsupported(GRPC_NOT_DECOUPLED)
@@ -701,7 +701,7 @@ class StreamInfer:
             if self._fault:
                 raise InvalidRequest(self._fault)
             names = message.model_name, message.model_version
-            check_infer(self._gate, self._peer, self._client(), *names)
+            check_call(self._gate, self._peer, self._client(), *names)
             slot.found = found = self._engine.find(*names)
             if found.decoupled:
                 self._ordered.remove(slot)

@@ -132,13 +132,13 @@ class _Operations:
         """The endpoint of a route of an operation; raises `ServerError`."""
 
         async def answer(request: Request) -> Response:
-            if self._engine.audit is None or not route.changes:
+            if self._engine.audit is None:
                 return await respond(request)
             scope = request.scope
             ids = values_in(scope["headers"])(REQUEST_ID)
             audited = AuditedRequest(
                 self._engine.audit.record, operation, "http", (scope.get("client") or ("",))[0],
-                ids[0].decode("latin-1") if ids else "", scope[IDENTITY],
+                ids[0].decode("latin-1") if ids else "", scope[IDENTITY], route.changes,
             )  # fmt: skip
             audited.names(request.path_params)
             with audited:
@@ -151,12 +151,12 @@ class _Operations:
             if not re.fullmatch("[0-9]*", parts.get("version", "")):  # as in Triton
                 return Response(error_body(_NO_ROUTE), 404, media_type=_JSON)
             identity: Identity = scope[IDENTITY]
-            check_model(identity, operation, route.changes, parts)
+            check_model(identity, operation, route.changes, parts, audited)
             handler.allow(self._engine)
             if handler.check is not None:
                 handler.check(self._engine, parts)
             body = await self._body(request, operation, handler) if route.body else {}
-            if audited is not None:
+            if audited is not None and route.changes:
                 await audited.asks(body)
             found = await answer_json(self._engine, operation, handler, parts, body, identity)
             if found is None:

@@ -159,13 +159,13 @@ def passed(
     Requests that are refused pass the gate `again`. Raises `ServerError`.
     """
     values = values_in(headers)
-    identity = (gate.examine if again else gate.enter)(operation, values, peer)
-    try:
-        check(identity, operation.permission, parts["name"], parts.get("version", ""))
-    except ServerError as error:
-        if not again:
-            gate.refuse(operation, error, values, peer, parts["name"])
-        raise
+    asked = parts["name"], parts.get("version", "")
+    if again:
+        identity = gate.examine(operation, values, peer)
+        check(identity, operation.permission, *asked)
+    else:
+        identity = gate.enter(operation, values, peer)
+        gate.check(operation, identity, values, peer, *asked)
     head = head_of(entrance, path, parts, headers, told(gate.pattern, names))
     head.context = context_of(identity)
     return head

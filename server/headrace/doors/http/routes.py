@@ -17,7 +17,7 @@ import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.api.gate import Gate
-from headrace.api.handlers import HANDLERS, Handler, answer_json, check_model
+from headrace.api.handlers import HANDLERS, Handler, answer_json
 from headrace.api.operations import OPERATIONS, Category, Operation
 from headrace.core.errors import ServerError
 from headrace.core.identity import NO_PEER, Identity, Permission
@@ -81,7 +81,9 @@ class HealthRoute:
         for route, operation, handler in self._probes:
             if (parts := route.match(scope["path"])) is not None:
                 identity = self._gate.enter(operation, values, peer)
-                check_model(identity, operation, False, parts)
+                if operation.of_model:
+                    names = parts["name"], parts.get("version", "")
+                    self._gate.check(operation, identity, values, peer, *names)
                 document = await answer_json(self._engine, operation, handler, parts, {}, identity)
                 return route.status(document), orjson.dumps(document)
         raise AssertionError("a route that does not claim the path. This is a bug.")

@@ -6,13 +6,11 @@ pyarrow converts the tables, and none of its servers and threads is involved.
 
 from typing import Any
 
-from headrace.api.gate import Gate, check
 from headrace.api.operations import NAMED
 from headrace.core.errors import ServerError
-from headrace.core.identity import Permission
 from headrace.core.tensors import Buffer
 from headrace.doors.door import Door
-from headrace.doors.grpc.call import Handlers, Peer, RpcContext, StreamSession
+from headrace.doors.grpc.call import Handlers, Peer, RpcContext, StreamSession, check_call
 from headrace.doors.grpc.native.server import NativeServer
 from headrace.doors.grpc.options import GrpcOptions
 from headrace.doors.listeners import bind
@@ -37,9 +35,9 @@ _OPERATIONS = {
     "GetFlightInfo": "ModelMetadata",
     "GetSchema": "ModelMetadata",
     "ListFlights": "RepositoryIndex",
-    "DoExchange": "ModelInfer",
-    "DoPut": "ModelInfer",
-    "DoGet": "ModelInfer",
+    "DoExchange": "ModelStreamInfer",
+    "DoPut": "ModelStreamInfer",
+    "DoGet": "ModelStreamInfer",
 }
 
 
@@ -63,11 +61,11 @@ class FlightDoor(Door):
             pyarrow()  # here, since it takes long
         except ServerError as error:
             raise OSError(str(error)) from None
-        engine, parcels = self._engine, self._parcels
+        engine, parcels, gate = self._engine, self._parcels, self.gate
         unary = {"GetFlightInfo": self._info, "GetSchema": self._schema}
         sessions = {
-            "DoExchange": lambda peer: TableStream(engine, None, peer),
-            "DoPut": lambda peer: TableStream(engine, parcels, peer),
+            "DoExchange": lambda peer: TableStream(engine, gate, None, peer),
+            "DoPut": lambda peer: TableStream(engine, gate, parcels, peer),
             "DoGet": lambda peer: Pickup(parcels, peer),
             "ListFlights": lambda peer: FlightList(engine, peer),
         }
@@ -77,7 +75,7 @@ class FlightDoor(Door):
             {SERVICE + name: handler for name, handler in unary.items()},
             {SERVICE + name: handler for name, handler in sessions.items()},
             operations={SERVICE + name: NAMED[found] for name, found in _OPERATIONS.items()},
-            gate=Gate(access=engine.access),
+            gate=gate,
             limits={SERVICE + name: _SMALL for name in small},
         )
         admission = engine.admission
@@ -109,16 +107,17 @@ class FlightDoor(Door):
             await self._server.stop(grace)
 
     async def _info(self, message: Buffer, call: RpcContext) -> bytes:
-        name, version = read_descriptor(message)
-        check(call.identity, Permission.READ, name, version)
-        return flight_info(
-            name, version, output_schema(target_signature(self._engine, name, version))
-        )
+        name, version, schema = self._described(message, call)
+        return flight_info(name, version, schema)
 
     async def _schema(self, message: Buffer, call: RpcContext) -> bytes:
+        return schema_result(self._described(message, call)[2])
+
+    def _described(self, message: Buffer, call: RpcContext) -> tuple[str, str, Any]:
+        """The model of a descriptor, its version and its schema; raises `ServerError`."""
         name, version = read_descriptor(message)
-        check(call.identity, Permission.READ, name, version)
-        return schema_result(output_schema(target_signature(self._engine, name, version)))
+        check_call(self.gate, call, call.identity, name, version, NAMED["ModelMetadata"])
+        return name, version, output_schema(target_signature(self._engine, name, version))
 
 
 class FlightList(StreamSession):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from headrace.api.gate import check
+from headrace.api.gate import Gate
 from headrace.core.call import Call, CallOptions, InferResponse, context_of
 from headrace.core.errors import (
     InvalidRequest,
@@ -26,11 +26,11 @@ from headrace.core.errors import (
     ServerError,
     ServerExiting,
 )
-from headrace.core.identity import Identity, Permission
+from headrace.core.identity import Identity
 from headrace.core.limits import Charge, Payer, uncharged
 from headrace.core.signature import Signature
 from headrace.doors.door import DoorCall
-from headrace.doors.grpc.call import Message, Peer, StreamSession
+from headrace.doors.grpc.call import Message, Peer, StreamSession, check_call
 from headrace.engine.admission import Account
 from headrace.engine.entrance import Entrance
 from headrace.engine.workbench import LARGE, Deferred, Job
@@ -178,8 +178,9 @@ class TableStream(StreamSession):
     dictionaries, that wait until one before them is decoded: a reader takes one at a time.
     """
 
-    def __init__(self, engine: Entrance, parcels: "Parcels | None", peer: Peer) -> None:
+    def __init__(self, engine: Entrance, gate: Gate, parcels: "Parcels | None", peer: Peer) -> None:
         self.peer = peer
+        self._gate = gate
         self.schema: Any = None  # of the answers, once the model is known
         self._engine = engine
         self._parcels = parcels
@@ -219,7 +220,7 @@ class TableStream(StreamSession):
         if size > limit:
             raise PayloadTooLarge(too_large("decompressed Arrow message", limit, size))
         if kind == BATCH:
-            slot = BatchCall(self, self._account, self._answers)
+            slot = BatchCall(self, self._account, self._answers, self._gate)
             self._slots.append(slot)
             try:
                 slot.admit(self.peer.identify(), self._model[0], len(message))
@@ -294,7 +295,7 @@ class TableStream(StreamSession):
         name, version = self._model
         if not name:
             raise InvalidRequest("the first message of a stream needs a descriptor of the model")
-        check(self.peer.identify(), Permission.INFER, name, version)
+        check_call(self._gate, self.peer, self.peer.identify(), name, version)
         signature = target_signature(self._engine, name, version)
         self._reader.read(head, body)
         self.schema = output_schema(signature)
@@ -328,7 +329,7 @@ class TableStream(StreamSession):
         signature = target_signature(self._engine, *self._model)
         most, (name, version) = admission.max_object_bytes, self._model
         identity = self.peer.identify()  # still
-        check(identity, Permission.INFER, name, version)
+        check_call(self._gate, self.peer, identity, name, version)
         slot.context = context_of(identity)
 
         def decode(charge: Charge) -> Call:

@@ -24,7 +24,6 @@ from headrace.doors.grpc.call import (
     error_text,
     log_access,
     noted_fields,
-    operation_of,
     retry_details,
 )
 from headrace.doors.grpc.inference import InferCall
@@ -320,7 +319,7 @@ class GrpcioServer:
         await self._server.stop(grace)
 
     def _unary(self, path: str, handler: _Unary) -> Any:
-        answers = self._answers.of("grpc", operation_of(path))
+        answers = self._answers.of("grpc", self._handlers.counted(path))
 
         async def answer(data: bytes, context: Any) -> bytes:
             begun, status = perf_counter(), 0
@@ -352,7 +351,7 @@ class GrpcioServer:
         return answer
 
     def _stream(self, path: str, opened: Open) -> Any:
-        answers = self._answers.of("grpc", operation_of(path))
+        answers = self._answers.of("grpc", self._handlers.counted(path))
 
         async def answer(requests: AsyncIterator[Buffer], context: Any) -> AsyncIterator[bytes]:
             begun, status, call = perf_counter(), 0, None

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Hashable
 from time import monotonic
 
+from headrace.api.gate import Gate
 from headrace.core.call import InferResponse
 from headrace.core.errors import (
     AlreadyExists,
@@ -25,7 +26,6 @@ from headrace.core.errors import (
     Unavailable,
     Unsupported,
 )
-from headrace.core.identity import ANYONE
 from headrace.doors.door import DoorCall
 from headrace.engine.admission import Account
 from headrace.engine.entrance import Entrance
@@ -56,7 +56,7 @@ class InboxCall(DoorCall):
     door = DOOR.upper()
 
     def __init__(self, pump: "Pump", entry: Taken) -> None:
-        super().__init__(pump.account, pump.answers, ANYONE)  # of the operator's topics
+        super().__init__(pump.account, pump.answers, pump.gate)
         self.pump = pump
         self.entry = entry
         self.decoded: Decoded | None = None
@@ -104,6 +104,7 @@ class Pump:
         self.config = config
         self.account = account
         self.answers = answers
+        self.gate = Gate()  # which is open: the operator declares whose messages are taken
         self.lag: int | None = None
         self.retries = 0
         self.troubles: Counter[str] = Counter()

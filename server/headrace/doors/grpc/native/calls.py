@@ -15,7 +15,7 @@ from typing import Any
 from headrace.core.call import NO_CONTEXT, Computed
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
-from headrace.doors.grpc.call import Message, StreamSession, check_infer
+from headrace.doors.grpc.call import Message, StreamSession, check_call
 from headrace.doors.grpc.inference import InferCall, InferenceService
 from headrace.doors.grpc.native.connection import SESSION_SIZE, Rpc, RpcHead, UnaryRpc
 from headrace.engine.entrance import Direct
@@ -247,7 +247,7 @@ class InferRpc(UnaryRpc, InferCall):
             return False
         self.context = context = self.head.context
         if context is not NO_CONTEXT:
-            check_infer(service.gate, self, context.identity, *key)
+            check_call(service.gate, self, context.identity, *key)
         direct = found.direct
         if direct is None or (rows := direct.known.get(template)) is None:
             return False

@@ -27,7 +27,6 @@ from headrace.doors.grpc.call import (
     error_text,
     log_access,
     noted_fields,
-    operation_of,
     retry_details,
 )
 from headrace.doors.grpc.options import INFERENCE, LEVELS, GrpcOptions
@@ -109,7 +108,7 @@ class RpcHead(CallHead):
             self.refusal = self._refused(context)
         if self.refusal is not None:
             self.kind = RefusedRpc
-        counted, identity = operation_of(self.path), self.context.identity.kind
+        counted, identity = context.handlers.counted(self.path), self.context.identity.kind
         self.answers = context.admission.answers.of(context.door, counted, True, identity)
 
     def __del__(self) -> None:
