@@ -21,7 +21,7 @@ from headrace.core.cache_options import CacheOptions
 from headrace.core.limits import ExecutionLimits, ResidencyOptions, Shares
 from headrace.doors.grpc.options import LEVELS, GrpcOptions
 from headrace.doors.listeners import CLOSED
-from headrace.doors.tls import VERSIONS, TlsFiles
+from headrace.doors.tls import TLS_DOORS, VERSIONS, TlsFiles
 from headrace.observability.audit import AuditOptions
 from headrace.observability.capture import KEYS, CaptureOptions
 from headrace.observability.logs import FORMATS, LogSettings
@@ -39,6 +39,16 @@ if TYPE_CHECKING:
 _CATEGORIES = ", ".join(f"`{category}`" for category in Category)
 _ALIKE = 0.7  # similarity above which a name is suggested
 _MANY_CORES = 4  # cores from which on front ends leave enough for models
+
+# Settings of TLS, which each of `TLS_DOORS` has.
+_MUTUAL = "Require client certificates signed by a root certificate"
+_CERTIFICATES = (
+    "PEM files of server certificates with their chains; clients that name a host get the first"
+    " for it, others the first of all"
+)
+_KEYS = "PEM files of the certificates' keys, in the same order"
+_ROOTS = "PEM file of the root certificates for client certificates, which clients may send then"
+_REVOKED = "PEM file of the roots' lists of revoked client certificates"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,27 +410,11 @@ class Settings:
     )
 
     http_use_ssl: bool = setting(False, "Encrypt HTTP with TLS", section="HTTP with TLS")
-    http_use_ssl_mutual: bool = setting(
-        False, "Require client certificates signed by a root certificate"
-    )
-    http_server_cert: list[str] = setting(
-        [],
-        "PEM files of server certificates with their chains; clients that name a host get the first"
-        " for it, others the first of all",
-        between=",",
-        metavar="FILE",
-    )
-    http_server_key: list[str] = setting(
-        [], "PEM files of the certificates' keys, in the same order", between=",", metavar="FILE"
-    )
-    http_root_cert: str = setting(
-        "",
-        "PEM file of the root certificates for client certificates, which clients may send then",
-        metavar="FILE",
-    )
-    http_crl: str = setting(
-        "", "PEM file of the roots' lists of revoked client certificates", metavar="FILE"
-    )
+    http_use_ssl_mutual: bool = setting(False, _MUTUAL)
+    http_server_cert: list[str] = setting([], _CERTIFICATES, between=",", metavar="FILE")
+    http_server_key: list[str] = setting([], _KEYS, between=",", metavar="FILE")
+    http_root_cert: str = setting("", _ROOTS, metavar="FILE")
+    http_crl: str = setting("", _REVOKED, metavar="FILE")
 
     allow_grpc: bool = setting(True, "Serve gRPC", section="gRPC")
     grpc_unix_socket: str = setting(
@@ -456,27 +450,11 @@ class Settings:
     )
 
     grpc_use_ssl: bool = setting(False, "Encrypt gRPC with TLS", section="gRPC with TLS")
-    grpc_use_ssl_mutual: bool = setting(
-        False, "Require client certificates signed by a root certificate"
-    )
-    grpc_server_cert: list[str] = setting(
-        [],
-        "PEM files of server certificates with their chains; clients that name a host get the first"
-        " for it, others the first of all",
-        between=",",
-        metavar="FILE",
-    )
-    grpc_server_key: list[str] = setting(
-        [], "PEM files of the certificates' keys, in the same order", between=",", metavar="FILE"
-    )
-    grpc_root_cert: str = setting(
-        "",
-        "PEM file of the root certificates for client certificates, which clients may send then",
-        metavar="FILE",
-    )
-    grpc_crl: str = setting(
-        "", "PEM file of the roots' lists of revoked client certificates", metavar="FILE"
-    )
+    grpc_use_ssl_mutual: bool = setting(False, _MUTUAL)
+    grpc_server_cert: list[str] = setting([], _CERTIFICATES, between=",", metavar="FILE")
+    grpc_server_key: list[str] = setting([], _KEYS, between=",", metavar="FILE")
+    grpc_root_cert: str = setting("", _ROOTS, metavar="FILE")
+    grpc_crl: str = setting("", _REVOKED, metavar="FILE")
 
     grpc_keepalive_time: int = setting(
         7_200_000,
@@ -662,27 +640,20 @@ class Settings:
     allow_gpu_metrics: bool = setting(True, "Include the machine's GPUs in the metrics")
 
     metrics_use_ssl: bool = setting(False, "Encrypt metrics with TLS", section="Metrics with TLS")
-    metrics_use_ssl_mutual: bool = setting(
-        False, "Require client certificates signed by a root certificate"
+    metrics_use_ssl_mutual: bool = setting(False, _MUTUAL)
+    metrics_server_cert: list[str] = setting([], _CERTIFICATES, between=",", metavar="FILE")
+    metrics_server_key: list[str] = setting([], _KEYS, between=",", metavar="FILE")
+    metrics_root_cert: str = setting("", _ROOTS, metavar="FILE")
+    metrics_crl: str = setting("", _REVOKED, metavar="FILE")
+
+    flight_use_ssl: bool = setting(
+        False, "Encrypt Arrow Flight with TLS", section="Arrow Flight with TLS"
     )
-    metrics_server_cert: list[str] = setting(
-        [],
-        "PEM files of server certificates with their chains; clients that name a host get the first"
-        " for it, others the first of all",
-        between=",",
-        metavar="FILE",
-    )
-    metrics_server_key: list[str] = setting(
-        [], "PEM files of the certificates' keys, in the same order", between=",", metavar="FILE"
-    )
-    metrics_root_cert: str = setting(
-        "",
-        "PEM file of the root certificates for client certificates, which clients may send then",
-        metavar="FILE",
-    )
-    metrics_crl: str = setting(
-        "", "PEM file of the roots' lists of revoked client certificates", metavar="FILE"
-    )
+    flight_use_ssl_mutual: bool = setting(False, _MUTUAL)
+    flight_server_cert: list[str] = setting([], _CERTIFICATES, between=",", metavar="FILE")
+    flight_server_key: list[str] = setting([], _KEYS, between=",", metavar="FILE")
+    flight_root_cert: str = setting("", _ROOTS, metavar="FILE")
+    flight_crl: str = setting("", _REVOKED, metavar="FILE")
 
     tls_min_version: str = setting(
         VERSIONS[0], "Oldest version of TLS that doors accept", choices=VERSIONS, section="TLS"
@@ -1038,12 +1009,12 @@ class Settings:
         )  # fmt: skip
 
     def tls(self, door: str) -> TlsFiles | None:
-        """The TLS files of `http`, `grpc` or `metrics`; None without TLS."""
+        """The TLS files of a door; None without TLS, or if it is none of `TLS_DOORS`."""
 
         def own(name: str) -> Any:
             return getattr(self, f"{door}_{name}")
 
-        if not own("use_ssl"):
+        if door not in TLS_DOORS or not own("use_ssl"):
             return None
         return TlsFiles(
             door, own("server_cert"), own("server_key"), own("root_cert"), own("use_ssl_mutual"),

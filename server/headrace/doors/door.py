@@ -15,6 +15,7 @@ from headrace.core.call import Call, InferResponse, context_of
 from headrace.core.errors import ServerError
 from headrace.core.identity import NO_PEER, Identity, PeerFacts
 from headrace.core.plugins import PluginGroup
+from headrace.doors.tls import DoorTls
 from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
 from headrace.engine.entrance import Entrance, Target
@@ -28,7 +29,9 @@ class Door(Protocol):
     """A door, made with the engine. Owned by the event loop."""
 
     operations: Sequence[str]  # names of the operations that it offers, as in the protocol's table
-    gate: Gate  # what each request has to pass; set before `open`
+    # Set before `open`: what each request has to pass, and TLS if the door has settings for it.
+    gate: Gate
+    tls: DoorTls | None = None
 
     def __init__(self, engine: Entrance) -> None: ...
 

@@ -301,6 +301,7 @@ class ServerDoors:
         if self._engine.audit is not None:
             gate.refused = recording(self._engine.audit.record, name, gate)
         try:
+            door.tls = self._clients.read_tls(self._settings.tls(name))
             for operation in door.operations:
                 self._engine.admission.answers.of(name, NAMED[operation].counted)
             return await door.open(address)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VERSIONS = ("1.2", "1.3")
-_ALPN = {"http": "http/1.1", "metrics": "http/1.1", "grpc": "h2"}
+_ALPN = {"http": "http/1.1", "metrics": "http/1.1", "grpc": "h2", "flight": "h2"}
+TLS_DOORS = tuple(_ALPN)
 _LARGEST_FILE = 16 << 20
 _ALTERNATIVE_NAMES = b"\x55\x1d\x11"  # the object identifier 2.5.29.17
 # Tags of DER.
@@ -37,7 +38,7 @@ class TlsContents(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files of a door, `http`, `grpc` or `metrics`, as in the settings of its name.
+    """Paths of PEM files of a door, one of `TLS_DOORS`, as in the settings of its name.
 
     Each certificate has the key of its position. Clients that name a host get the first certificate
     for that name, others the first of all. `root` has the authorities whose client certificates are

@@ -84,6 +84,7 @@ class FlightDoor(Door):
             admission,
             admission.max_request_bytes,
             False,
+            self.tls,
             options=GrpcOptions(window=_WINDOW),
             door="flight",
         )
@@ -93,7 +94,8 @@ class FlightDoor(Door):
             raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from None
         port = listener.getsockname()[1]
         await self._server.start([listener])
-        return f"grpc://[{host}]:{port}" if ":" in host else f"grpc://{host}:{port}"
+        scheme = "grpc" if self.tls is None else "grpc+tls"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def drain(self, seconds: float) -> None:
         """Implements `Door.drain`: connections announce the shutdown."""
