@@ -9,9 +9,7 @@ from headrace.engine.admission import Account, Admission, ConnectionAccount, Hel
 
 def connect(admission: Admission, door: str = "http", address: str = "") -> ConnectionAccount:
     """An account of an accepted connection."""
-    account = admission.connect(door, address)
-    assert account is not None
-    return account
+    return admission.connect(door, address)
 
 
 def test_counts_go_up_and_down_to_the_limit_of_requests() -> None:
@@ -285,10 +283,11 @@ def test_connections_are_counted_and_capped() -> None:
     admission = Admission(0, 0, Shares(connections=2))
     first = connect(admission, "http")
     connect(admission, "grpc")
-    assert admission.connect("grpc") is None
+    with pytest.raises(Overloaded, match="--max-connections"):
+        admission.connect("grpc")
     assert (admission.connections, admission.refused_connections) == ({"http": 1, "grpc": 1}, 1)
     first.close()
-    assert admission.connect("grpc") is not None
+    admission.connect("grpc")
 
 
 def test_usage_of_another_process_counts() -> None:

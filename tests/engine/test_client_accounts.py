@@ -128,7 +128,8 @@ def test_quotas_of_models_apply_beside_those_of_all() -> None:
 def test_connections_of_an_address_and_of_an_identity() -> None:
     world = World(Quota("a", ("address",), connections=3), Quota("w", ("web",), connections=1))
     first, second, third = (world.connect() for _ in range(3))
-    assert world.admission.connect("http", "192.0.2.1") is None
+    with pytest.raises(QuotaExceeded, match="3 connections of its quota 'a'"):
+        world.admission.connect("http", "192.0.2.1")
     assert world.admission.refused_connections == 1
     assert world.admission.connections["http"] == 3
     first.of(WEB, "m")

@@ -11,7 +11,14 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.models.onnx_graphs import identity, write_model
-from tests.support.raw_clients import HttpAnswer, open_channel, post, procedure
+from tests.support.raw_clients import (
+    HttpAnswer,
+    HttpConnection,
+    open_channel,
+    open_http2,
+    post,
+    procedure,
+)
 from tests.support.server_process import ServerProcess
 from tests.support.watching import metrics, until
 
@@ -80,4 +87,62 @@ async def test_a_quota_holds_over_doors_and_front_ends(front_ends: int, tmp_path
         await until(
             lambda: infer(server, "192.0.2.1"), lambda answer: answer.status == 200
         )  # a changed quota begins anew
+        assert server.stop() == 0
+
+
+_FEW = """
+[roles.scorer]
+may = ["*"]
+[anonymous]
+roles = "scorer"
+[[quotas]]
+name = "few"
+of = ["address"]
+connections = 2
+"""
+
+
+async def test_connections_beyond_a_quota_are_told_so(tmp_path: Path) -> None:
+    model = identity(Datatype.FP32, ["rows", 4])
+    write_model(tmp_path / "models", "xs", model, "max_batch_size: 8")
+    rules = tmp_path / "access.toml"
+    rules.write_text(_FEW)
+    with ServerProcess(tmp_path / "models", options=[f"--access={rules}"]) as server:
+        async with (
+            await HttpConnection.open(server.http) as first,
+            await HttpConnection.open(server.http) as second,
+        ):
+            for each in (first, second):
+                assert (await each.post("/v2/models/xs/infer", _BODY)).status == 200
+            async with await HttpConnection.open(server.http) as third:
+                answer = await third.receive()
+                assert answer.status == 429
+                assert b"the limit of 2 connections of its quota 'few'" in answer.body
+                assert answer.headers["retry-after"] == "1"
+                assert answer.headers["ratelimit-policy"] == '"few";q=2;qu="connections"'
+                assert await third.ended()
+            async with open_channel(server.grpc) as channel:
+                with pytest.raises(grpc.aio.AioRpcError, match="quota 'few'") as raised:
+                    await procedure(channel, "ModelInfer")(message())
+            assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            trailers = dict(raised.value.trailing_metadata())
+            assert trailers["retry-after"] == "1"
+            assert b"google.rpc.RetryInfo" in trailers["grpc-status-details-bin"]
+            async with open_http2(server.grpc) as silent:
+                await silent.ended()
+            refused = 'headrace_quota_refused_total{limit="connections",quota="few"}'
+            found = await metrics(server)
+            assert (found[refused], found["headrace_refused_connections_total"]) == (3, 3)
+            await first.close()
+            async with open_channel(server.grpc) as channel:
+                infer_once = procedure(channel, "ModelInfer")
+
+                async def status() -> grpc.StatusCode:
+                    try:
+                        await infer_once(message())
+                    except grpc.aio.AioRpcError as error:
+                        return error.code()
+                    return grpc.StatusCode.OK
+
+                await until(status, lambda found: found is grpc.StatusCode.OK)
         assert server.stop() == 0

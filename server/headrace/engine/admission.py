@@ -25,7 +25,13 @@ from sys import maxsize
 from typing import NamedTuple, Optional, Protocol
 
 from headrace.core.blocks import BLOCKS
-from headrace.core.errors import Overloaded, ResponseTooLarge, ServerExiting, Unavailable
+from headrace.core.errors import (
+    Overloaded,
+    QuotaExceeded,
+    ResponseTooLarge,
+    ServerExiting,
+    Unavailable,
+)
 from headrace.core.identity import Identity
 from headrace.core.limits import FEW, ModelLoad, Payer, Shares
 from headrace.core.turns import Turns
@@ -282,8 +288,8 @@ class Clients(Protocol):
         `connection` itself for a client without quotas. Raises `QuotaExceeded`.
         """
 
-    def connect(self, connection: "ConnectionAccount") -> bool:
-        """Count a new connection; False if its address has as many as it may."""
+    def connect(self, connection: "ConnectionAccount") -> None:
+        """Count a new connection; raises `QuotaExceeded` if its address has as many as it may."""
 
     def leave(self, connection: Account) -> None:
         """Forget what is kept for a connection that closes."""
@@ -361,16 +367,23 @@ class Admission(Account):
 
     # --- connections
 
-    def connect(self, door: str, address: str = "") -> "ConnectionAccount | None":
-        """The account of a new connection; None at the limit of connections."""
+    def connect(self, door: str, address: str = "") -> "ConnectionAccount":
+        """The account of a new connection.
+
+        Raises `Overloaded` at the server's limit of connections, and `QuotaExceeded` at that of its
+        client.
+        """
         if not self.has_room():
-            return None
+            raise Overloaded("the server has as many connections as it may (--max-connections)")
         self.connections[door] += 1
         account = ConnectionAccount(self, door, address)
-        if self.clients is not None and not self.clients.connect(account):
-            account.close()
-            self.refused_connections += 1
-            return None
+        if self.clients is not None:
+            try:
+                self.clients.connect(account)
+            except QuotaExceeded:
+                account.close()
+                self.refused_connections += 1
+                raise
         return account
 
     def has_room(self, connecting: int = 0) -> bool:

@@ -223,20 +223,16 @@ class QuotaClients(Clients):
             kept.accounts[key] = found
         return found
 
-    def connect(self, connection: ConnectionAccount) -> bool:
+    def connect(self, connection: ConnectionAccount) -> None:
         """Implements `Clients.connect`, for quotas of addresses."""
         limited = [quota for quota in self.quotas.all if quota.by_address and quota.connections]
         if not (limited and connection.origin) or connection.trusted:
-            return True
+            return
         self._sweep()
         connection.kept_by(self)
         kept = self._kept[connection] = _Kept()
         key = network_of(connection.origin)
-        try:
-            self._count(kept, [self._quota(quota, key) for quota in limited])
-        except QuotaExceeded:
-            return False
-        return True
+        self._count(kept, [self._quota(quota, key) for quota in limited])
 
     def leave(self, connection: Account) -> None:
         """Implements `Clients.leave`."""

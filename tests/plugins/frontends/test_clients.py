@@ -38,8 +38,8 @@ def test_a_refusal_of_the_engine_is_repeated_until_it_ends() -> None:
     clients = FrontEndClients(kept, admission.quota_refused, None, lambda: now)
     admission.limit_clients(clients)
     connection = admission.connect("http", "192.0.2.1")
-    assert connection is not None
-    assert admission.connect("http", "192.0.2.1") is None  # quotas of connections are applied here
+    with pytest.raises(QuotaExceeded):  # quotas of connections are applied here
+        admission.connect("http", "192.0.2.1")
     assert connection.of(ANYONE, "m") is not connection
     error = QuotaExceeded("slowly", 3, ALLOWANCE, 102.5)
     clients.note(Asked("m", "", "", {}), error)

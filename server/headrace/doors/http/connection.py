@@ -25,7 +25,7 @@ from typing import cast
 
 from headrace.core.blocks import BLOCKS
 from headrace.core.call import NO_CONTEXT, NO_OPTIONS, NOBODY, Computed, Timing
-from headrace.core.errors import ServerError, ServerExiting
+from headrace.core.errors import ServerError, ServerExiting, Unavailable
 from headrace.core.identity import NO_PEER
 from headrace.core.limits import SLOWEST, Patience
 from headrace.core.tensors import Buffer
@@ -42,7 +42,7 @@ from headrace.doors.http.asgi import (
     Requests,
     log_access,
 )
-from headrace.doors.http.exchange import CLOSE, JSON, Answer, Exchange, plain_lines
+from headrace.doors.http.exchange import CLOSE, JSON, Answer, Exchange, error_lines, plain_lines
 from headrace.doors.http.head import END, Heads, InferHead
 from headrace.doors.http.outgoing import Outgoing
 from headrace.doors.listeners import client_of, peer_of
@@ -51,6 +51,7 @@ from headrace.engine.entrance import Progress, memory_for
 from headrace.engine.workbench import Deferred
 from headrace.observability.statistics import INFER, OTHER
 from headrace.protocol.plain_json import PlainJson
+from headrace.protocol.status import STATUS
 from headrace.protocol.v2_json import error_body
 
 _LAST_SECS = 0.05  # that an idle connection stays open for a request in transit at shutdown
@@ -262,13 +263,16 @@ class Connection(asyncio.Protocol):
             self._peer = self._peer._replace(address=self.client[0])
         if self._heads is not None:
             self._heads = self._heads.of(self._peer)
-        account = self._admission.connect("http", self.client[0] if self.client else "")
-        self.account = account or ConnectionAccount(self._admission, "")
+        refusal: ServerError | None = None
+        try:
+            self.account = self._admission.connect("http", self.client[0] if self.client else "")
+        except Unavailable as error:
+            self.account, refusal = ConnectionAccount(self._admission, ""), error
         self._progress = Progress(self.account, self._state.read_secs)
         self._out = Outgoing(stream, self._progress)
-        if account is None:
-            text = "the server has as many connections as it may (--max-connections)"
-            self._refuse(503, text, counted=False)
+        if refusal is not None:
+            status, lines = STATUS[type(refusal)].http, error_lines(refusal)
+            self._refuse(status, str(refusal), lines, counted=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Implements `asyncio.Protocol`."""
@@ -820,14 +824,14 @@ class Connection(asyncio.Protocol):
         else:
             self._refuse(status, text)
 
-    def _refuse(self, status: int, text: str, counted: bool = True) -> None:
+    def _refuse(self, status: int, text: str, lines: bytes = b"", counted: bool = True) -> None:
         """Answer a request with an error, and close the connection."""
         if counted and not self.answering:  # the application counts its own
             took = self.loop.time() - self._begun
             self._admission.answers.of("http", OTHER).answered(status, int(took * 1e9))
         body = error_body(text)
-        head = b"%b%bcontent-length: %d\r\n%b\r\n" % (
-            STATUS_LINES[status], JSON, len(body), CLOSE,
+        head = b"%b%b%bcontent-length: %d\r\n%b\r\n" % (
+            STATUS_LINES[status], JSON, lines, len(body), CLOSE,
         )  # fmt: skip
         self._out.write([head, body], len(head) + len(body))
         self._hang_up()

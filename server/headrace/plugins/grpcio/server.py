@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from headrace.core.errors import Overloaded, ServerError
+from headrace.core.errors import ServerError
 from headrace.core.identity import ANYONE, Identity, PeerFacts
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import (
@@ -230,12 +230,10 @@ class _Peers:
 
     @contextmanager
     def account(self, peer: str) -> Iterator[ConnectionAccount]:
-        """The account of a peer during a call; raises `Overloaded`."""
+        """The account of a peer during a call; raises as `Admission.connect`."""
         account, calls = self._open.get(peer, (None, 0))
         if account is None:
             account = self._admission.connect("grpc", _address(peer))
-            if account is None:
-                raise Overloaded("the server has as many connections as it may (--max-connections)")
         self._open[peer] = account, calls + 1
         try:
             yield account

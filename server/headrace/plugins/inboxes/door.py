@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from headrace.core.errors import Overloaded
 from headrace.doors.door import Door
 from headrace.engine.entrance import Entrance
 from headrace.observability.statistics import Sourced
@@ -30,10 +31,10 @@ class Inboxes(Door):
 
     async def open(self, address: str) -> str:
         """Implements `Door.open`: `address` is the path of the file."""
-        account = self._engine.admission.connect(DOOR)
-        if account is None:
-            raise OSError("there are too many connections: see --max-connections")
-        self._account = account
+        try:
+            self._account = account = self._engine.admission.connect(DOOR)
+        except Overloaded as error:
+            raise OSError(str(error)) from None
         answers = self._engine.admission.answers.of(DOOR, "infer")
         try:
             for at, config in enumerate(read_inboxes(Path(address)), 1):

@@ -15,7 +15,14 @@ from sys import maxsize
 from time import perf_counter_ns
 
 from headrace.core.call import NO_CONTEXT, context_of
-from headrace.core.errors import ExecutionFailed, InvalidRequest, PayloadTooLarge, ServerError
+from headrace.core.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    Overloaded,
+    PayloadTooLarge,
+    QuotaExceeded,
+    ServerError,
+)
 from headrace.core.identity import NO_PEER, Identity, PeerFacts
 from headrace.core.limits import PRESSED_SECS, Patience, uncharged
 from headrace.core.tensors import Buffer
@@ -75,6 +82,8 @@ WAITS_SECS = 5.0  # between two looks at a call that waits for its client
 _MOST_LOOKS = 128  # ... of one connection
 _TRUNCATED = "the request ends within a message"
 PREFACE_SECS = 20.0  # for the client's preface
+# A connection beyond a quota is kept for so long, and so many at once, to tell its calls why.
+_REFUSED_SECS, _MOST_REFUSED = 1.0, 64
 _KEEP_ALIVE_PING = b"alive? \0"
 _RETIRED = "max_age"  # GOAWAY text, as in gRPC's own servers
 # Bytes that a transport reads at once, up to 32 times in a turn: with 256 KiB, 20 clients with long
@@ -119,18 +128,26 @@ class RpcHead(CallHead):
     def _refused(self, context: "ServerContext") -> Fields | None:
         if self.handler is None:
             return refusal(UNIMPLEMENTED, f"unknown method {self.path[:200]}")
+        if (known := self.connection.refused) is not None:
+            return _refusal(known)
         try:
             self.context = context_of(self.identify())
         except ServerError as error:
-            status = STATUS[type(error)].grpc
-            more = [(name.encode(), text.encode()) for name, text in error_fields(error)]
-            return [*refusal(status, str(error)), *more]
+            return _refusal(error)
         return None
 
     def identify(self) -> Identity:
         """The client, if it passes the gate; raises as `Gate.enter`."""
         peer = self.connection.peer_facts
         return self.connection.context.handlers.enter(self.path, self.metadata, peer)
+
+
+def _refusal(error: ServerError) -> Fields:
+    """A response that consists of an error."""
+    status, text = STATUS[type(error)].grpc, error_text(error)
+    more = [(name.encode(), value.encode()) for name, value in error_fields(error)]
+    details = retry_details(error, status, text)
+    return [*RESPONSE_FIELDS, *status_fields(status, text, details), *more]
 
 
 class ServerContext:
@@ -170,6 +187,7 @@ class ServerContext:
         # Received bytes are processed at once, so one buffer serves all connections.
         self.buffer = memoryview(bytearray(_BUFFER))
         self.connections: set[GrpcConnection] = set()
+        self.refused = 0  # of them: beyond a quota
         self.draining = False  # no more calls are accepted
         # Called when the last connection has closed.
         self.on_empty: Callable[[], object] | None = None
@@ -639,6 +657,7 @@ class GrpcConnection(Http2Protocol):
         self.client: tuple[str, int] | None = None  # as the PROXY protocol names it
         self.peer = ""  # the client's address, without its port
         self.peer_facts = NO_PEER
+        self.refused: QuotaExceeded | None = None  # the error of all calls
         self.account = context.nobody  # until the connection is admitted
         self.progress = Progress(self.account, context.patience_secs)
         self._last = 0  # the last stream at the previous idle check
@@ -659,17 +678,29 @@ class GrpcConnection(Http2Protocol):
         client = self.client or client_of(self._transport)
         self.peer = client[0] if client else ""
         self.peer_facts = peer_of(self._transport)._replace(address=self.peer)
-        account = context.admission.connect(context.door, self.peer)
-        if account is None:
+        try:
+            self.account = context.admission.connect(context.door, self.peer)
+        except Overloaded:
             return False
-        self.account = account
+        except QuotaExceeded as error:
+            if context.refused >= _MOST_REFUSED:
+                return False
+            context.refused += 1
+            self.refused = error.without_frames()
+            self.account = ConnectionAccount(context.admission, "")
+            context.loop.call_later(_REFUSED_SECS, self._turn_away)
         self.http2.limit_answers(context.admission.max_response_bytes or maxsize)
-        self.progress = Progress(account, context.patience_secs)
+        self.progress = Progress(self.account, context.patience_secs)
         self.opened = self._idle_since = self._now()
         context.connections.add(self)
         self._watch = KeepAliveWatch(context.keep_alive, self.opened, uniform(-1, 1))
         self._timer = context.loop.call_at(self._watch.at, self._look)
         return True
+
+    def _turn_away(self) -> None:
+        """End a connection beyond a quota, whose calls were told so."""
+        if not self._lost:
+            self.http2.fail(ErrorCode.NO_ERROR, str(self.refused))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the connection."""
@@ -688,6 +719,8 @@ class GrpcConnection(Http2Protocol):
         if http2.failure and self._watch is not None:
             log.debug("hung up on %s: %s", self.peer, http2.failure)
         self.context.lost(self)
+        if self.refused is not None:
+            self.context.refused -= 1
         self.account.close()
 
     def let_go(self) -> None:
