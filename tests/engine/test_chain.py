@@ -12,7 +12,9 @@ from headrace.core.bytes_array import BytesArray, bytes_array
 from headrace.core.call import Call, CallOptions, InferResponse, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, ModelNotReady, Overloaded, QueueFull, ServerError
+from headrace.core.limits import Payer
 from headrace.core.tensors import Tensor
+from headrace.engine.admission import Admission
 from headrace.engine.chain import count_responses, divide, joined
 from headrace.engine.workbench import Workbench
 from headrace.ipc.elements import join
@@ -50,6 +52,16 @@ class QueuedPart:
         self.request.respond(response, final)
 
 
+class PaidCall(FakeCall):
+    """A call with a client."""
+
+    account = Admission(0, 0).connect("http", "192.0.2.1")
+
+    @property
+    def payer(self) -> Payer | None:
+        return self.account
+
+
 class Model:
     """Queues parts, at most `room` at a time."""
 
@@ -78,7 +90,7 @@ class Model:
             CallOptions(3, timeout, 7, True, True), 100 * rows,
         )  # fmt: skip
         stage = divide(part_rows, self.submit, self.expect, Workbench(), lambda model, nbytes: None)
-        return submitted(stage, asked, FakeCall(), rows)
+        return submitted(stage, asked, PaidCall(), rows)
 
 
 @given(st.integers(2, 60), st.integers(1, 9), st.integers(1, 10), st.randoms())
@@ -108,9 +120,10 @@ def test_rows_are_joined_in_order_of_the_request(
 
 def test_a_part_has_the_properties_of_its_request() -> None:
     model = Model()
-    model.divide(5, 2)
+    whole = model.divide(5, 2)
     for one_part in model.parts:
         asked = one_part.request
+        assert asked.payer is whole.payer is not None
         assert (asked.model_name, asked.id, asked.outputs) == ("m", "name", ("y", "text"))
         assert (asked.parameters, asked.options.priority, asked.options.timeout) == (
             {"own": 1},

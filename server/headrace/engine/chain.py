@@ -11,7 +11,7 @@ from time import monotonic_ns
 
 from headrace.core.call import NO_OPTIONS, Call, Done, InferResponse, Stage, Submit, Timing
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, QueueFull, ServerError
-from headrace.core.limits import uncharged
+from headrace.core.limits import Payer, uncharged
 from headrace.core.plugins import PluginGroup
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor, brackets, concatenated
@@ -98,7 +98,8 @@ def check(signature: Signature, submit: Submit, special: Submit) -> Submit:
         except InvalidRequest as error:
             id = call.id or "<id_unknown>"
             raise InvalidRequest(f"[request id: {id}] {error}") from None
-        if (payer := call.payer) is not None:
+        # Not of calls that models make for a client: its own request has been charged.
+        if call.door and (payer := call.payer) is not None:
             payer.take_rows(call.rows)
         if options.classes is None:
             submit(call)
@@ -492,6 +493,10 @@ class _Part(Call):
     divided: DividedCall
     place: int
     committed: bool
+
+    @property
+    def payer(self) -> Payer | None:
+        return self.divided.whole.payer
 
     def header(self, name: str) -> str:
         return self.divided.whole.header(name)

@@ -52,6 +52,7 @@ class CoroutineExecutor(Executor):
             self._tell_ready(await self._ready_async())
             return
         slot = header.number
+        self.session.slot.set(slot)
         try:
             if header.flags:  # the data may be in a file
                 data = self._link.data_of(header, data)

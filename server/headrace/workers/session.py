@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,8 @@ class Session:
         self._numbers = itertools.count(1)
         self.runner = 0  # the thread that runs a batch, for models without coroutines
         self.inside = False  # true while that thread waits for a call
+        # That of the batch which a coroutine runs for; -1 elsewhere.
+        self.slot: ContextVar[int] = ContextVar("slot", default=-1)
         self._loop: AbstractEventLoop | None = None
         self._watchers: dict[AbstractEventLoop, int] = {}
 
@@ -366,7 +369,7 @@ class Session:
         if inside:  # no other batch is started until the answer arrives
             self.inside = True
             self._give_back()
-        told = {**document, "call": number, "inside": inside}
+        told = {**document, "call": number, "inside": inside, "slot": self.slot.get()}
         self._link.send_loose(FrameKind.CALL, told, blocks)
         return call
 

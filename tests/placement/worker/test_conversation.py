@@ -3,12 +3,16 @@
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from headrace.core.call import Call
+from headrace.core.call import Call, context_of
 from headrace.core.errors import ServerError
+from headrace.core.identity import ANYONE, EVERYTHING, Identity, Role
+from headrace.core.limits import Payer
+from headrace.engine.admission import Admission
 from headrace.placement.worker.conversation import ModelCalls
 from headrace.placement.worker.worker_process import WorkerProcess
 from headrace.scheduling.batch import Batch
 from headrace.workers.triton_requests import TritonError
+from tests.scheduling.fakes import signature
 
 
 class FakeLink:
@@ -64,6 +68,23 @@ class FakeHost:
     def metric(self, document: Mapping[str, Any]) -> None: ...
 
 
+class Asked(Call):
+    """A request of a client."""
+
+    def __init__(self, identity: Identity = ANYONE, payer: Payer | None = None) -> None:
+        super().__init__("", "", "", {})
+        self.context, self.rows = context_of(identity), 1
+        self._payer = payer
+
+    @property
+    def payer(self) -> Payer | None:
+        return self._payer
+
+
+def batch_of(*calls: Call) -> Batch:
+    return Batch(signature(8), list(calls))
+
+
 class Bench:
     """The calls of one worker, and their surroundings."""
 
@@ -78,7 +99,7 @@ class Bench:
         document = {
             "call": number, "op": "infer", "model": "m", "version": -1, "id": "", "inputs": [],
             "outputs": [], "parameters": {}, "timeout": 0, "correlation_id": 0, "flags": 0,
-            "decoupled": True, "sizes": [],
+            "decoupled": True, "sizes": [], "inside": batch is not None,
         }  # fmt: skip
         self.calls.begin(document, b"", 0, batch)
         return self.host.owners[-1]
@@ -135,7 +156,7 @@ def test_a_call_that_is_dropped_is_cancelled_and_still_replied_to() -> None:
 
 def test_calls_of_a_batch_without_clients_are_cancelled() -> None:
     bench = Bench()
-    batch, other = cast("Batch", object()), cast("Batch", object())
+    batch, other = batch_of(Asked()), batch_of(Asked())
     inside, beside = bench.begin(1, batch), bench.begin(2, other)
     bench.calls.abandon(batch)
     assert (inside.cancelled, beside.cancelled) == (True, False)
@@ -143,3 +164,14 @@ def test_calls_of_a_batch_without_clients_are_cancelled() -> None:
     assert told["response"]["error"][1].startswith("the request that made")
     bench.calls.end()
     assert beside.cancelled
+
+
+def test_calls_are_those_of_the_client_whose_request_came_first() -> None:
+    bench = Bench()
+    client = Identity("night", "key", [Role("scorer", EVERYTHING)])
+    account = Admission(0, 0).connect("http", "192.0.2.1")
+    bench.begin(1, batch_of(Asked(client, account), Asked()))
+    bench.begin(2)
+    first, second = bench.host.calls
+    assert (first.context.identity, first.payer) == (client, account)
+    assert (second.context.identity, second.payer) == (ANYONE, None)

@@ -24,7 +24,8 @@ from headrace.core.errors import (
     ServerError,
     WorkerDied,
 )
-from headrace.core.limits import Pulse
+from headrace.core.identity import ANYONE
+from headrace.core.limits import Payer, Pulse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.ipc.elements import Buffer
@@ -63,15 +64,27 @@ _NOT_DECOUPLED = (  # Triton's words
 
 
 class ModelCall(Call):
-    """A call made by a model."""
+    """A call made by a model, in the name of the client of the `first` request of its batch."""
 
-    def __init__(self, calls: "ModelCalls", number: int, decoupled: bool, asked: Call) -> None:
+    def __init__(
+        self, calls: "ModelCalls", number: int, decoupled: bool, asked: Call, first: Call | None
+    ) -> None:
         """`decoupled` is true if the calling model accepts any number of responses."""
-        super().__init__("", "", "", {})
+        super().__init__("", "", "", {}, nbytes=asked.nbytes)
         self.take(asked)
+        self._payer: Payer | None = None
+        if first is not None:
+            self._payer = first.payer
+            if (identity := first.context.identity) is not ANYONE:
+                self.context = self.context._replace(identity=identity)
         self._calls = calls
         self._number = number
         self.refusal = "" if decoupled else _NOT_DECOUPLED.format(asked.model_name)
+
+    @property
+    def payer(self) -> Payer | None:
+        """Implements `Call.payer`."""
+        return self._payer
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Pass a response on."""
@@ -112,21 +125,25 @@ class ModelCalls:
     def begin(
         self, document: Mapping[str, Any], data: Buffer, size: int, batch: Batch | None
     ) -> None:
-        """Start a call; malformed documents raise any exception. `batch` waits for the answer."""
-        number = int(document["call"])
+        """Start a call from a batch, None if that is not known, which may wait for the answer.
+
+        Malformed documents raise any exception.
+        """
+        number, inside = int(document["call"]), bool(document["inside"])
         self.moves += 1
         if document["op"] != "infer":
             self._control(number, document)
             return
         try:
             asked = _request(document, data, size)
-            call = ModelCall(self, number, bool(document["decoupled"]), asked)
-            self._host.submit(call, batch is not None)
+            first = None if batch is None else batch.calls[0]
+            call = ModelCall(self, number, bool(document["decoupled"]), asked, first)
+            self._host.submit(call, inside and batch is not None)
         except ServerError as error:
             self.refuse(number, str(document["model"]), error)
             return
         self._calls[number] = call
-        if batch is not None:
+        if inside and batch is not None:
             self._within[number] = batch
         if self._paused:
             call.hold(True)
@@ -249,6 +266,7 @@ def _request(document: Mapping[str, Any], data: Buffer, size: int) -> Call:
             sequence_start=bool(flags & 1),
             sequence_end=bool(flags & 2),
         ),
+        size,
     )
     if "trace" in document:
         call.context = CallContext(trace=str(document["trace"]))
@@ -464,9 +482,10 @@ class Conversation:
         elif kind is FrameKind.RESPONSE:
             self._on_response(document, data, size)
         elif kind is FrameKind.CALL:
-            inside = bool(document["inside"])
-            batch = next((slot.batch for slot in self.under_way.values()), None)
-            self._calls.begin(document, data, size, batch if inside else None)
+            begun = self.under_way.get(int(document["slot"]))
+            if begun is None:  # a thread of the model's: that of the batch which runs, if any
+                begun = next(iter(self.under_way.values()), None)
+            self._calls.begin(document, data, size, None if begun is None else begun.batch)
         elif kind is FrameKind.HOLD_CALL:
             self._calls.hold(int(document["call"]), bool(document["held"]))
         elif kind is FrameKind.DROP_CALL:

@@ -23,7 +23,7 @@ from headrace.core.call import (
     Timing,
 )
 from headrace.core.errors import Cancelled, ExecutionFailed, QueueTimeout, ServerError, is_fault
-from headrace.core.limits import ModelLoad
+from headrace.core.limits import ModelLoad, Payer
 from headrace.core.tensors import Tensor
 from headrace.observability.statistics import StepCounts, VersionStatistics
 from headrace.placement.placement import ModelServices
@@ -128,12 +128,17 @@ class StepCall(Call):
         super().__init__(
             step.model, step.version, request.id, start.tensors, outputs,
             dict(request.parameters), options,  # stages take theirs out of them
+            request.nbytes,
         )  # fmt: skip
         self.context = request.context
         self.run = run
         self.start = start
         self.begun = monotonic_ns()
         self.times = 0, 0
+
+    @property
+    def payer(self) -> Payer | None:
+        return self.run.call.payer
 
     def header(self, name: str) -> str:
         return self.run.call.header(name)

@@ -1,0 +1,60 @@
+"""The calls that an ensemble makes of its steps' models."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.core.call import Call, context_of
+from headrace.core.errors import ServerError
+from headrace.core.identity import EVERYTHING, Identity, Role
+from headrace.core.limits import ModelLoad, Payer
+from headrace.engine.admission import Admission
+from headrace.observability.statistics import VersionStatistics
+from headrace.plugins.ensembles.scheduler import EnsembleScheduler
+from tests.plugins.ensembles.graphs import graph_of, text
+from tests.scheduling.fakes import FakeCall
+
+CLIENT = Identity("night", "key", [Role("scorer", EVERYTHING)])
+ACCOUNT = Admission(0, 0).connect("http", "192.0.2.1")
+
+
+class FakeHost:
+    """Models that answer nothing; a `ModelServices`."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def submit(self, call: Call, inside: bool) -> None:
+        self.calls.append(call)
+
+    def control(
+        self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
+    ) -> None: ...
+
+    def metric(self, document: Mapping[str, Any]) -> None: ...
+
+
+class Asked(FakeCall):
+    """A request of a client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.take(Call("ensemble", "", "7", {"a": text("a")}))
+        self.context, self.nbytes, self.rows = context_of(CLIENT), 1_000, 1
+
+    @property
+    def payer(self) -> Payer | None:
+        return ACCOUNT
+
+
+def test_steps_are_charged_to_the_client_with_the_bytes_of_its_request() -> None:
+    host, asked = FakeHost(), Asked()
+    graph = graph_of("a", "bc", {"one": ("a", "b"), "two": ("a", "c")})
+    scheduler = EnsembleScheduler(
+        graph, "1", host, lambda callback, *given: None, VersionStatistics(), ModelLoad()
+    )
+    scheduler.submit(asked)
+    assert [call.model_name for call in host.calls] == ["one", "two"]
+    for call in host.calls:
+        assert (call.id, call.context.identity, call.payer) == ("7", CLIENT, ACCOUNT)
+        assert call.nbytes == 1_000
+    asked.cancel()
