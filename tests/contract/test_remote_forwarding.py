@@ -12,6 +12,7 @@ import pytest
 
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
+from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.support.grpc_client import SERVICE, procedure
 from tests.support.http_socket import ask
 from tests.support.otlp_receiver import OtlpReceiver
@@ -40,7 +41,6 @@ output { name: "TOLD" data_type: TYPE_STRING dims: 1 }
 dynamic_batching {}
 """
 _clients = count(1)
-_INFER = "/v2/models/told/infer"
 _INPUT = {"name": "X", "datatype": "INT32", "shape": [1, 1], "data": [[1]]}
 
 
@@ -84,16 +84,23 @@ def front(
         root, "told", there.grpc, forward_headers="X-Tenant, authorization",
         forward_priority="true",
     )  # fmt: skip
+    step_told = step("told", {"X": "X"}, {"TOLD": "TOLD"})
+    composed = ensemble((("X", "INT32", "1"),), (("TOLD", "STRING", "1"),), step_told)
+    write_ensemble(root, "composed", composed)
+    write_ensemble(root, "kept", composed + "response_cache { enable: true }")
     options = (*CARRIERS[request.param], "--http-header-forward-pattern=^x-as-parameter")
+    options += ("--cache-config=local,size=1000000",)
     options += tuple(_traced(collector))
     with clean_server(root, options=options, tracebacks=False) as process:
         yield process
 
 
-def over_http(server: ServerProcess, parameters: Any = None, **headers: str) -> tuple[Any, str]:
+def over_http(
+    server: ServerProcess, parameters: Any = None, model: str = "told", **headers: str
+) -> tuple[Any, str]:
     """Parameters and headers that the model received."""
     body = json.dumps({"inputs": [_INPUT], "parameters": parameters or {}}).encode()
-    answer = ask(server.http, "POST", _INFER, body, **headers)
+    answer = ask(server.http, "POST", f"/v2/models/{model}/infer", body, **headers)
     assert answer.status == 200, answer.body
     told, _, rest = answer.document["outputs"][0]["data"][0].partition("|")
     return json.loads(told), rest
@@ -118,6 +125,17 @@ def test_configured_headers_are_forwarded(front: ServerProcess) -> None:
     # Parameters are not taken for headers.
     given = {"headrace_forward:x-tenant": "me", "headrace_deadline": 1, "x-tenant": 2}
     assert over_http(front, given)[0] == given
+
+
+def test_headers_reach_the_upstreams_of_steps(front: ServerProcess) -> None:
+    asked = {"X_Tenant": "me", "X_Other": "no", "X_As_Parameter": "yes"}
+    told, _ = over_http(front, None, "composed", **asked)
+    assert told == {"x-tenant": "me", "X-As-Parameter": "yes"}
+
+
+def test_kept_answers_of_an_ensemble_are_for_the_headers_of_its_steps(front: ServerProcess) -> None:
+    for tenant in ("me", "you", "me"):
+        assert over_http(front, None, "kept", X_Tenant=tenant)[0] == {"x-tenant": tenant}
 
 
 def test_each_request_keeps_its_own_headers(front: ServerProcess, pool: ThreadPoolExecutor) -> None:

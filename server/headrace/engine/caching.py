@@ -1,6 +1,6 @@
 """The interface of the response cache, an optional part, to the versions that it answers for."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +21,7 @@ class CachedParts:
     """The parts of a running version that its cache uses.
 
     `expect` announces calls to its scheduler, `load` counts its requests in flight, `headers` are
-    those of clients that its upstreams get.
+    those of clients that its upstreams get; see `ResponseCache.renew` for those of its steps'.
     """
 
     clock: Clock
@@ -51,8 +51,11 @@ class ResponseCache(Protocol):
         Those of a `composed` one, an ensemble, depend on other models, too: see `renew`.
         """
 
-    def renew(self) -> None:
-        """Drop the answers of composed versions: other models may answer their steps now."""
+    def renew(self, headers: Callable[[str], Sequence[str]]) -> None:
+        """Drop the answers of composed versions: other models may answer their steps now.
+
+        `headers` are those of clients that the steps of a model get from now on.
+        """
 
     def families(self) -> Iterable[Sourced]:
         """The metrics of the cache."""

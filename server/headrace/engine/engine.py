@@ -9,11 +9,12 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.core.identity import Access
 from headrace.core.limits import ABANDONED_SECS
+from headrace.core.model_spec import Used
 from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.control import Control, ControlMode, ControlOptions
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 HeaderWatcher = Callable[[Mapping[str, Mapping[str, Any]]], object]
 MakeTraffic = Callable[[Mapping[str, Model], Admission, Callable[[], None]], Traffic]
 MakeLoads = Callable[[Mapping[str, Model], Lifecycle], Loads]
+V = TypeVar("V")
 
 _EMPTY = "there is no model in the model repository; the server's log has more"
 _NAMED = 5  # models named in a reason
@@ -121,12 +123,15 @@ class WantedHeaders:
     """Headers that front ends must pass on with requests, by purpose and model.
 
     `routed` requests are divided by traffic rules, `traced` ones may carry a trace context,
-    `forwarded` headers go to upstreams, and a sample of requests is `captured` by one.
+    `forwarded` headers go to upstreams, and a sample of requests is `captured` by one. Requests to
+    a model that runs others have to carry what these want, too.
     """
 
     def __init__(self) -> None:
         self._found: dict[str, Mapping[str, Any]] = {}
         self._watchers: list[HeaderWatcher] = []
+        self._upstreams: dict[str, tuple[str, ...]] = {}  # the headers that go to upstreams
+        self._uses: dict[str, frozenset[Used]] = {}  # the models that a model runs
 
     def watch(self, watcher: HeaderWatcher) -> None:
         """Call `watcher` now, and whenever they change."""
@@ -139,6 +144,13 @@ class WantedHeaders:
             self._found[purpose] = by_model
             for watcher in self._watchers:
                 watcher(dict(self._found))
+            if purpose == "routed" and self._uses:
+                self._put_forwarded()
+
+    def of(self, model: str) -> Sequence[str]:
+        """The headers of requests to a model that its upstreams, or models that it runs, get."""
+        found: Sequence[str] = self._found.get("forwarded", {}).get(model, ())
+        return found
 
     def forward(self, model: Model) -> None:
         """Update the forwarded headers of a model whose ready versions may have changed.
@@ -147,9 +159,37 @@ class WantedHeaders:
         carry the headers.
         """
         if versions := model.ready_versions():
-            names = tuple(sorted({name for v in versions for name in v.chain.forwarded_headers}))
-            others = {n: v for n, v in self._found.get("forwarded", {}).items() if n != model.name}
-            self.put("forwarded", others | {model.name: names} if names else others)
+            chains = [version.chain for version in versions]
+            names = tuple(sorted({name for each in chains for name in each.forwarded_headers}))
+            uses = frozenset(used for each in chains for used in each.uses)
+            if _changed(self._upstreams, model.name, names) | _changed(
+                self._uses, model.name, uses
+            ):
+                self._put_forwarded()
+
+    def _put_forwarded(self) -> None:
+        found = {name: self._wanted(name, set()) for name in {*self._upstreams, *self._uses}}
+        self.put("forwarded", {n: tuple(sorted(each)) for n, each in found.items() if each})
+
+    def _wanted(self, name: str, seen: set[str]) -> set[str]:
+        """The headers wanted by a model, and by those not yet `seen` that it runs."""
+        seen.add(name)
+        routed = self._found.get("routed", {})
+        found = set(self._upstreams.get(name, ()))
+        for used, version in self._uses.get(name, ()):
+            if not version and used in routed:
+                found.add(routed[used])
+            if used not in seen:
+                found |= self._wanted(used, seen)
+        return found
+
+
+def _changed(known: dict[str, V], name: str, value: V) -> bool:
+    """Set or, if empty, remove a value; true if that changes it."""
+    before = known.pop(name, None)
+    if value:
+        known[name] = value
+    return (before or None) != (value or None)
 
 
 class EngineWatch(Protocol):
@@ -286,15 +326,15 @@ class Engine:
     def _on_change(self, model: Model) -> None:
         """Drop cached lookups of a model whose versions have changed."""
         self.traffic.follow(model)
-        self._forget_answers()
         self.wanted_headers.forward(model)
+        self._forget_answers()
         self.readiness.may_have_changed()
 
     def _forget_answers(self) -> None:
         """Drop lookups, and answers of models whose steps may be answered otherwise now."""
         self.known.clear()
         if self.options.cache is not None:
-            self.options.cache.renew()
+            self.options.cache.renew(self.wanted_headers.of)
 
     async def bring(self, name: str, version: str = "") -> None:
         """Load a model on request; raises `ServerError`.

@@ -16,7 +16,7 @@ stays; if only its instance groups have changed, instances are added or removed.
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -27,7 +27,7 @@ from time import monotonic
 
 from headrace.core.errors import InvalidConfig, LoadFailed, RepositoryError
 from headrace.core.limits import ExecutionLimits
-from headrace.core.model_spec import LoadSpec
+from headrace.core.model_spec import LoadSpec, Used
 from headrace.core.signature import Signature, difference
 from headrace.core.tensors import Array
 from headrace.engine.caching import OPT_OUT, VersionCache
@@ -131,6 +131,7 @@ class LoadedVersion:
     sequences: SequencePlan | None = None
     cache: VersionCache | None = None
     limiter: RateLimiter | None = None
+    uses: Collection[Used] = ()  # the models that it runs
 
 
 def _model_warnings(opened: Opened, model: Servable, config: ModelConfig) -> Iterator[str]:
@@ -291,7 +292,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     return LoadedVersion(
         origin, config, signature, given, scheduling, labels, loaded, warnings, seconds, lease,
         limits=limits, stages=stages, sequences=plan, cache=cache,
-        limiter=None if elsewhere else options.limiter,
+        limiter=None if elsewhere else options.limiter, uses=opened.uses,
     )  # fmt: skip
 
 

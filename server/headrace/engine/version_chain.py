@@ -6,12 +6,13 @@ when other calls are traced than before. Calls that are under way go on by the c
 entered. Owned by the event-loop thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from sys import maxsize
 from typing import Any
 
 from headrace.core.call import Call, Submit
 from headrace.core.errors import ModelNotReady
+from headrace.core.model_spec import Used
 from headrace.core.signature import Signature
 from headrace.engine.chain import check, classify, count_responses, divide, tell_servers
 from headrace.engine.entrance import Direct
@@ -61,6 +62,11 @@ class VersionChain:
         """The client headers that go to upstreams."""
         running = self._running
         return () if running is None else running.forwarded_headers or ()
+
+    @property
+    def uses(self) -> Collection[Used]:
+        """The models that the version runs."""
+        return () if self._running is None else self._running.loaded.uses
 
     @property
     def obstacle(self) -> str:

@@ -314,7 +314,7 @@ def test_a_composed_model_begins_anew_when_any_model_changes() -> None:
     bench.finish_all()
     bench.ask("b", 2)
     bench.clock.tick()
-    bench.cache.renew()
+    bench.cache.renew(lambda model: ())
     bench.clock.settle()
     assert len(bench.cache.answers) == 0
     bench.ask("c", 2)  # not with the run of before
@@ -331,7 +331,7 @@ def test_other_models_keep_their_answers_when_one_changes() -> None:
     bench = CacheBench()
     bench.ask("a", 1)
     bench.finish_all()
-    bench.cache.renew()
+    bench.cache.renew(lambda model: ())
     bench.ask("b", 1)
     bench.clock.settle()
     assert bench.counted == (1, 1)

@@ -12,7 +12,7 @@ until its calls are answered, or passed on, unless its call may share it with no
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -59,15 +59,15 @@ class SharedCache:
         """Implements `ResponseCache.version`; without Redis, which knows no change, if composed."""
         redis = None if composed else self.redis
         keys = Keys(salt_of(model, content, redis is not None), model.signature)
-        made = CachedVersion(keys, self.answers, redis, composed)
+        made = CachedVersion(model.name, keys, self.answers, redis, composed)
         if composed:
             self._composed.add(made)
         return made
 
-    def renew(self) -> None:
+    def renew(self, headers: Callable[[str], Sequence[str]]) -> None:
         """Implements `ResponseCache.renew`."""
         for version in self._composed:
-            version.renew()
+            version.renew(headers(version.model))
 
     def families(self) -> Iterable[Sourced]:
         """Implements `ResponseCache.families`."""
@@ -103,8 +103,11 @@ class CachedVersion:
     parts: CachedParts  # set by `stage`
 
     def __init__(
-        self, keys: Keys, answers: KeptAnswers, redis: RedisAnswers | None, composed: bool
-    ) -> None:
+        self, model: str, keys: Keys, answers: KeptAnswers, redis: RedisAnswers | None,
+        composed: bool,
+    ) -> None:  # fmt: skip
+        self.model = model
+        self.headers: Sequence[str] = ()  # those of clients that answers depend on
         self.redis = redis
         self._composed = composed
         self.flights: dict[bytes, Flight] = {}
@@ -117,6 +120,8 @@ class CachedVersion:
     def stage(self, parts: CachedParts, submit: Submit) -> Submit:
         """Implements `headrace.engine.caching.VersionCache.stage`."""
         self.parts = parts
+        if not self._composed:
+            self.headers = parts.headers
         return partial(self._look, submit)
 
     def close(self) -> None:
@@ -124,8 +129,12 @@ class CachedVersion:
         self.closed = True
         self._drop()
 
-    def renew(self) -> None:
-        """Forget all answers; runs that are under way give others none either."""
+    def renew(self, headers: Sequence[str]) -> None:
+        """Forget all answers; runs that are under way give others none either.
+
+        Answers depend on these `headers` of clients from now on.
+        """
+        self.headers = headers
         self._keys.renew()
         self._drop()
 
@@ -168,7 +177,7 @@ class CachedVersion:
             if array.dtype.hasobject:
                 size += call.nbytes
         if size <= LARGE:
-            self.begin(submit, call, begun, self._keys.of(call, parts.headers))
+            self.begin(submit, call, begun, self._keys.of(call, self.headers))
         else:
             _LargeCall(self, self._keys, submit, call, begun, size)
 
@@ -221,7 +230,7 @@ class _LargeCall(Job[bytes]):
     def __init__(
         self, cache: CachedVersion, keys: Keys, submit: Submit, call: Call, begun: int, size: int
     ) -> None:
-        headers = cache.parts.headers
+        headers = cache.headers
         done = partial(self._computed, cache, submit, call, begun)
         super().__init__(lambda charge: keys.of(call, headers), done, uncharged, call.payer)
         self._expect = cache.parts.expect
