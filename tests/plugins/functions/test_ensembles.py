@@ -5,8 +5,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from headrace import (
     Context,
@@ -64,6 +66,18 @@ def test_the_configuration_of_a_function() -> None:
     assert dict(second.input_map) == {"x": "near"}
     assert dict(second.output_map) == {"output": "far"}
     assert config.ensemble_scheduling.max_inflight_requests == 3
+
+
+@hypothesis.given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_names_of_any_characters(name: str) -> None:
+    @ensemble
+    def odd(x: Float32[1]) -> Float32[1]:
+        given: dict[str, Any] = {name: x}
+        return step(name, **given)[name]
+
+    [only] = config_of(odd).ensemble_scheduling.step
+    assert only.model_name == name
+    assert (dict(only.input_map), dict(only.output_map)) == ({name: "x"}, {name: "output"})
 
 
 def test_an_engine_serves_it_beside_its_models() -> None:

@@ -2,7 +2,8 @@
 
 The function is called once, with placeholders for its inputs: each `step` in it becomes a step of
 the graph, and nothing of it is left afterwards. What remains is a configuration, which is checked
-and served like one that was written by hand.
+and served like one that was written by hand. It is written as text, without a message: a worker
+imports this module with a model's file, and may have neither the messages nor protobuf.
 """
 
 import inspect
