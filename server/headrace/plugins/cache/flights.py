@@ -23,6 +23,7 @@ from headrace.core.cache_options import CacheOptions
 from headrace.core.call import NO_OPTIONS, NOBODY, Call, Computed, InferResponse, Owner, Submit
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.limits import Payer, uncharged
+from headrace.core.tensors import new_tensor
 from headrace.core.texts import shown
 from headrace.engine.caching import OPT_OUT, CachedParts
 from headrace.engine.chain import StageModel
@@ -97,8 +98,12 @@ _REDIS_FAILURES: Family[RedisAnswers] = Family(
 )  # fmt: skip
 
 
-class CachedVersion:
-    """The answers of one version; a `headrace.engine.caching.VersionCache`."""
+class CachedVersion(Owner):
+    """The answers of one version; a `headrace.engine.caching.VersionCache`.
+
+    The owner of the calls that wait for one: in `waiting`, by their flight, or the job that
+    computes their key, or in `_found` until the end of the tick.
+    """
 
     parts: CachedParts  # set by `stage`
 
@@ -108,14 +113,13 @@ class CachedVersion:
     ) -> None:  # fmt: skip
         self.model = model
         self.headers: Sequence[str] = ()  # those of clients that answers depend on
-        self.redis = redis
-        self._composed = composed
         self.flights: dict[bytes, Flight] = {}
-        self._keys = keys
-        self.answers = answers
-        self.heads = AnswerHeads()
-        self._found = _FoundCalls()
+        self.waiting: dict[Call, Flight | Job[bytes]] = {}
         self.closed = False
+        self.answers, self.redis = answers, redis
+        self._composed, self._keys = composed, keys
+        self._heads = AnswerHeads()
+        self._found: list[tuple[Call, bytes]] = []
 
     def stage(self, parts: CachedParts, submit: Submit) -> Submit:
         """Implements `headrace.engine.caching.VersionCache.stage`."""
@@ -138,22 +142,14 @@ class CachedVersion:
         self._keys.renew()
         self._drop()
 
-    def begin(self, submit: Submit, call: Call, begun: int, key: bytes) -> None:
-        """Answer a call with this key, or let it fly; raises `ServerError`.
-
-        `begun` is the time when its key began to be computed.
-        """
-        call.arrived = call.began = begun
-        answer = self.answers.get(key)
-        if answer is not None:
-            self._found.add(call, answer, self)
-            return
-        options = call.options
-        shared = options is NO_OPTIONS or not (options.priority or options.timeout)
-        if shared and (flight := self.flights.get(key)) is not None:
-            flight.join(call)
-        else:
-            Flight(self, submit, key, shared).begin(call)
+    def cancel(self, call: Call) -> None:
+        """Implements `Owner.cancel`."""
+        found = self.waiting.pop(call, None)
+        if isinstance(found, Flight):
+            found.leave(call)
+        elif found is not None:
+            found.cancel()
+            self.parts.expect(-1)
 
     def _drop(self) -> None:
         if self.answers.drop(self._keys.prefix, _AT_ONCE):
@@ -170,16 +166,87 @@ class CachedVersion:
                 call.parameters[OPT_OUT] = False  # nor from caches of its steps
             submit(call)
             return
-        parts = self.parts
-        begun, size = parts.clock.now(), 0
+        parts, keys, headers = self.parts, self._keys, self.headers
+        call.arrived = call.began = parts.clock.now()
+        size = 0
         for _, _, array in call.inputs.values():
             size += array.nbytes
             if array.dtype.hasobject:
                 size += call.nbytes
         if size <= LARGE:
-            self.begin(submit, call, begun, self._keys.of(call, self.headers))
+            self._begin(submit, call, keys.of(call, headers))
+            return
+        parts.expect(1)
+        self.waiting[call] = parts.bench.do(
+            size, lambda charge: keys.of(call, headers), partial(self._computed, submit, call),
+            uncharged, call.payer,
+        )  # fmt: skip
+        call.owner = self
+
+    def _computed(
+        self, submit: Submit, call: Call, key: bytes | None, problem: Exception | None
+    ) -> None:
+        """Go on with a large call, whose key was computed elsewhere."""
+        del self.waiting[call]
+        call.owner = NOBODY
+        try:
+            if key is None:
+                raise problem or ExecutionFailed(INTERNAL_TEXT)
+            self._begin(submit, call, key)
+        except ServerError as error:
+            call.pass_refusal(error.without_frames())
+        except Exception:
+            log.exception("bug while a request was looked for in the cache")
+            call.pass_refusal(ExecutionFailed(INTERNAL_TEXT))
+        finally:
+            self.parts.expect(-1)
+
+    def _begin(self, submit: Submit, call: Call, key: bytes) -> None:
+        """Answer a call with this key, or let it fly; raises `ServerError`."""
+        answer = self.answers.get(key)
+        if answer is not None:
+            self._found.append((call, answer))
+            if len(self._found) == 1:
+                self.parts.clock.soon(self._answer)
+            call.owner = self
+            return
+        options = call.options
+        shared = options is NO_OPTIONS or not (options.priority or options.timeout)
+        flight = self.flights.get(key) if shared else None
+        if flight is not None:
+            flight.join(call)
         else:
-            _LargeCall(self, self._keys, submit, call, begun, size)
+            flight = Flight(self, submit, key, call)
+            if shared:
+                self.flights[key] = flight
+            try:
+                flight.begin()
+            except BaseException:
+                flight.end()
+                raise
+        self.waiting[call] = flight
+        call.owner = self
+
+    def _answer(self) -> None:
+        """Answer the calls whose answers were found in this tick."""
+        found, self._found = self._found, []
+        statistics, now = self.parts.statistics, self.parts.clock.now
+        began = now()
+        made: dict[int, FoundAnswer] = {}  # by the answer, of which most have the same
+        for call, answer in found:
+            if call.owner is not self:
+                statistics.request_failed("CANCELED", now() - call.arrived)
+                continue
+            batch = made.get(id(answer))
+            if batch is None:
+                batch = made[id(answer)] = self.found(answer, call, began)
+            call.owner = NOBODY
+            _deliver(call, batch.deliver, call)
+            statistics.cache_hit(call.arrived, call.arrived, now())
+
+    def found(self, answer: bytes, call: Call, now: int) -> FoundAnswer:
+        """An answer that was found for a call, and others like it."""
+        return FoundAnswer(answer, self._heads.of(answer), call, now)
 
 
 def _wants(call: Call) -> bool:
@@ -190,310 +257,36 @@ def _wants(call: Call) -> bool:
     return wanted
 
 
-class _FoundCalls(Owner):
-    """Calls whose answers are kept, which get them at the end of the tick."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[Call, bytes]] = []
-
-    def add(self, call: Call, answer: bytes, cache: CachedVersion) -> None:
-        """Answer a call after those that were added before."""
-        call.owner = self
-        self._waiting.append((call, answer))
-        if len(self._waiting) == 1:
-            cache.parts.clock.soon(self._answer, cache)
-
-    def cancel(self, call: Call) -> None:
-        """Implements `Owner.cancel`: the call, whose owner is another now, is passed over."""
-
-    def _answer(self, cache: CachedVersion) -> None:
-        now, statistics = cache.parts.clock.now, cache.parts.statistics
-        waiting, self._waiting = self._waiting, []
-        began = now()
-        made: dict[int, FoundAnswer] = {}  # so that doors encode an answer once
-        for call, answer in waiting:
-            if call.owner is not self:
-                statistics.request_failed("CANCELED", now() - call.arrived)
-                continue
-            found = made.get(id(answer))
-            if found is None:
-                found = FoundAnswer(answer, cache.heads.of(answer), call, began)
-                made[id(answer)] = found
-            call.owner = NOBODY
-            _deliver(call, found.deliver, call)
-            statistics.cache_hit(call.arrived, call.arrived, now())
-
-
-class _LargeCall(Job[bytes]):
-    """A call whose key is computed on the workbench, and its owner until then."""
-
-    def __init__(
-        self, cache: CachedVersion, keys: Keys, submit: Submit, call: Call, begun: int, size: int
-    ) -> None:
-        headers = cache.headers
-        done = partial(self._computed, cache, submit, call, begun)
-        super().__init__(lambda charge: keys.of(call, headers), done, uncharged, call.payer)
-        self._expect = cache.parts.expect
-        self._expect(1)
-        call.owner = self
-        cache.parts.bench.add(size, self)
-
-    def cancel(self, call: Call | None = None) -> None:
-        """Implements `Owner.cancel`."""
-        super().cancel(call)
-        self._expect(-1)
-
-    def _computed(
-        self, cache: CachedVersion, submit: Submit, call: Call, begun: int, key: bytes | None,
-        problem: Exception | None,
-    ) -> None:  # fmt: skip
-        call.owner = NOBODY
-        try:
-            if key is None:
-                raise problem or ExecutionFailed(INTERNAL_TEXT)
-            cache.begin(submit, call, begun, key)
-        except ServerError as error:
-            call.pass_refusal(error.without_frames())
-        except Exception:
-            log.exception("bug while a request was looked for in the cache")
-            call.pass_refusal(ExecutionFailed(INTERNAL_TEXT))
-        finally:
-            self._expect(-1)
-
-
-class Flight(Owner):
-    """Equal calls that wait for one answer, from Redis or of a run of the model.
+class Flight(Call):
+    """Equal calls that wait for one answer, from Redis or of a run of the model, which it is.
 
     While it looks on Redis, or copies a large answer, `_work` is what can be cancelled, and the
-    scheduler expects a call; in between the model runs `_run`. `calls` are in order, with whether
-    they have joined: those are counted among the model's requests in flight, and as hits. The other
-    one is the first, and in both the run's.
+    scheduler expects a call; in between it is `_running`. `calls` are in order, with whether they
+    have joined: those are counted among the model's requests in flight, and as hits. The other one
+    is the first, and in both the run's. Client information is that of the call that `asked`.
     """
 
-    def __init__(self, cache: CachedVersion, submit: Submit, key: bytes, shared: bool) -> None:
-        """`submit` is the next stage's; other calls may join a `shared` flight."""
-        self.calls: dict[Call, bool] = {}
-        self._cache = cache
-        self._parts = cache.parts
-        self._submit = submit
-        self._key = key
-        self._shared = shared
-        self._run: _SharedRun | None = None
+    __slots__ = ("_cache", "_key", "_looked", "_running", "_submit", "_work", "asked", "calls")
+
+    def __init__(self, cache: CachedVersion, submit: Submit, key: bytes, asked: Call) -> None:
+        """`submit` is the next stage's."""
+        self._ask_for(asked)
+        self.calls = {asked: False}
+        self._cache, self._submit, self._key = cache, submit, key
+        self._running = False
         self._work: _Work | None = None
         self._looked = 0  # nanoseconds that the search has taken
 
-    def begin(self, call: Call) -> None:
-        """Look for the answer of a call, or run the model; raises `ServerError`."""
-        self.calls[call] = False
-        if self._shared:
-            self._cache.flights[self._key] = self
-        if (redis := self._cache.redis) is not None and redis.usable:
-            self._parts.expect(1)
-            self._work = redis.get(self._key, self._looked_up)
-        else:
-            try:
-                self._looked = self._parts.clock.now() - call.arrived
-                run = _SharedRun(self, call)
-                self._submit(run)
-                self._run = run
-            except BaseException:
-                self._end()
-                raise
-        call.owner = self
-
-    def join(self, call: Call) -> None:
-        """Let an equal call wait for the same answer; raises `Overloaded`."""
-        load = self._parts.load
-        if load.requests >= load.free_requests or load.bytes >= load.free_bytes:
-            load.check(call.payer)
-        load.requests += 1
-        load.bytes += call.nbytes
-        self.calls[call] = True
-        call.owner = self
-
-    def cancel(self, call: Call) -> None:
-        """Implements `Owner.cancel`: the last call takes the flight with it."""
-        if self.calls.pop(call):
-            self._uncount(call)
-        elif self.calls:  # the run is the next one's
-            heir = next(iter(self.calls))
-            self.calls[heir] = False
-            self._uncount(heir)
-        run, work = self._run, self._work
-        if self.calls or run is None:
-            passed = self._parts.clock.now() - call.arrived
-            self._parts.statistics.request_failed("CANCELED", passed)
-        if self.calls:
-            return
-        self._end()
-        if work is not None:
-            work.cancel()
-            self._parts.expect(-1)
-        elif run is not None:
-            run.cancel()
-
-    # --- from Redis, and from the run
-
-    def computed(self, batch: Computed) -> None:
-        """Keep and pass on what the run has computed."""
-        run = self._run
-        assert run is not None, "an answer without a run. This is a bug."
-        if len(batch.calls) == 1 and len(batch.tensors) == 1:  # as mostly: without a response
-            outputs = batch.tensors
-            nbytes = outputs[0].array.nbytes
-        else:
-            response = batch.response(run)
-            outputs, nbytes = response.outputs, response.nbytes
-        if nbytes > _COPIED_HERE:
-            self.responded(batch.response(run))
-            return
-        self._keep(packed(batch.version, run.rows, {}, outputs))
-        for call, joined in self._end():
-            call.first = run.first
-            if joined:
-                self._note(call, batch.started)
-            if call.stages is None:
-                try:  # as `_deliver`, which would be one more Python call of each miss
-                    call.respond_from(batch)
-                except Exception:
-                    _fail(call)
-            else:
-                _deliver(call, call.pass_response, batch.response(call), True)
-
-    def responded(self, response: InferResponse) -> None:
-        """Keep and pass on the response to the run."""
-        run = self._run
-        assert run is not None, "a response without a run. This is a bug."
-        if response.nbytes <= _COPIED_HERE:
-            self._copied(response, _packed(response, run), None)
-            return
-        # Before others get it: a caller in this process may write to its arrays.
-        self._parts.expect(1)
-        self._work = self._parts.bench.do(
-            response.nbytes, lambda charge: _packed(response, run),
-            partial(self._copied, response), uncharged, run.payer,
-        )  # fmt: skip
-
-    def failed(self, run: "_SharedRun", error: ServerError) -> None:
-        """Fail the call that the run was for, and let the others pass on.
-
-        Also if that has been cancelled: the failure may be that of its deadline.
-        """
-        for call, _ in self._end():
-            if call is run.asked:
-                call.started = run.started
-                _deliver(call, call.pass_end, error)
-            else:
-                _deliver(call, self._pass_on, call)
-
-    def _looked_up(self, answer: bytes | None) -> None:
-        """Pass on the answer that Redis has, or run the model."""
-        self._work = None
-        if answer is not None:
-            if not self._cache.closed:
-                self._cache.answers.put(self._key, answer)
-            now = self._parts.clock.now()
-            found = FoundAnswer(answer, self._cache.heads.of(answer), next(iter(self.calls)), now)
-            for call, _ in self._end():
-                _deliver(call, found.deliver, call)
-                self._parts.statistics.cache_hit(call.arrived, call.arrived, now)
-        else:
-            try:
-                first = next(iter(self.calls))
-                self._looked = self._parts.clock.now() - first.arrived
-                run = _SharedRun(self, first)
-                self._submit(run)
-                self._run = run
-            except ServerError as error:
-                self._refuse(error)
-            except Exception:
-                log.exception("bug while a request that is not in the cache was submitted")
-                self._refuse(ExecutionFailed(INTERNAL_TEXT))
-        self._parts.expect(-1)
-
-    def _refuse(self, error: ServerError) -> None:
-        """Refuse the calls, which wait for a run that cannot begin."""
-        for call, _ in self._end():
-            _deliver(call, call.pass_refusal, error)
-
-    def _copied(
-        self, response: InferResponse, answer: bytes | None, problem: Exception | None
-    ) -> None:
-        """Keep the copy of a response, and pass the response on."""
-        if answer is not None:
-            self._keep(answer)
-        else:
-            log.error("bug while an answer was copied for the cache", exc_info=problem)
-        started = 0
-        for call, joined in self._end():
-            started = started or call.arrived + response.timing.queue_ns
-            own = replace(
-                response, id=call.id, outputs=list(response.outputs),
-                parameters=dict(response.parameters),
-            )  # fmt: skip
-            if joined:
-                self._note(call, started)
-            _deliver(call, call.pass_response, own, True)
-        if self._work is not None:
-            self._work = None
-            self._parts.expect(-1)
-
-    # --- steps
-
-    def _keep(self, answer: bytes) -> None:
-        begun = self._parts.clock.now()
-        if not self._cache.closed:
-            self._cache.answers.put(self._key, answer)
-        if (redis := self._cache.redis) is not None:
-            redis.put(self._key, answer)
-        now = self._parts.clock.now()
-        self._parts.statistics.cache_miss(self._looked + now - begun, now)
-
-    def _note(self, call: Call, started: int) -> None:
-        """Count a call that has joined as a hit; the scheduler counts the run itself."""
-        now = self._parts.clock.now()
-        self._parts.statistics.cache_hit(call.arrived, now, now)
-        call.arrived = min(call.arrived, started)  # for its timing
-
-    def _pass_on(self, call: Call) -> None:
-        """Let a call pass on by itself."""
-        call.owner = NOBODY
-        try:
-            self._submit(call)
-        except ServerError as error:
-            call.pass_refusal(error)
-
-    def _end(self) -> list[tuple[Call, bool]]:
-        """Take the calls; no others join."""
-        if self._cache.flights.get(self._key) is self:
-            del self._cache.flights[self._key]
-        calls, self.calls = list(self.calls.items()), {}
-        self._run = None  # which refers to this object
-        for call, counted in calls:
-            if counted:
-                self._uncount(call)
-        return calls
-
-    def _uncount(self, call: Call) -> None:
-        self._parts.load.requests -= 1
-        self._parts.load.bytes -= call.nbytes
-
-
-class _SharedRun(Call):
-    """The run of a flight. Client information is that of the call for which it began."""
-
-    __slots__ = ("asked", "flight")
-
-    def __init__(self, flight: Flight, asked: Call) -> None:
-        options = asked.options
+    def _ask_for(self, asked: Call) -> None:
+        """Become the run for a call."""
+        options, parameters = asked.options, asked.parameters
         if options is not NO_OPTIONS:
             options = options._replace(classes=None, shared=None)
-        super().__init__(
+        self.ask(
             asked.model_name, asked.model_version, asked.id, asked.inputs, asked.outputs,
-            dict(asked.parameters), options, asked.nbytes,
+            dict(parameters) if parameters else None, options, asked.nbytes,
         )  # fmt: skip
-        self.context, self.rows = asked.context, asked.rows
-        self.asked, self.flight = asked, flight
+        self.context, self.rows, self.asked = asked.context, asked.rows, asked
 
     @property
     def payer(self) -> Payer | None:
@@ -505,18 +298,202 @@ class _SharedRun(Call):
     def remaining(self) -> float:
         return self.asked.remaining()
 
+    # --- for the calls
+
+    def begin(self) -> None:
+        """Look for the answer, or run the model; raises `ServerError`."""
+        cache = self._cache
+        if (redis := cache.redis) is not None and redis.usable:
+            cache.parts.expect(1)
+            self._work = redis.get(self._key, self._looked_up)
+        else:
+            self._run()
+
+    def _run(self) -> None:
+        self._looked = self._cache.parts.clock.now() - self.asked.arrived
+        self._submit(self)
+        self._running = True
+
+    def join(self, call: Call) -> None:
+        """Let an equal call wait for the same answer; raises `Overloaded`."""
+        load = self._cache.parts.load
+        if load.requests >= load.free_requests or load.bytes >= load.free_bytes:
+            load.check(call.payer)
+        load.requests += 1
+        load.bytes += call.nbytes
+        self.calls[call] = True
+
+    def leave(self, call: Call) -> None:
+        """Let a cancelled call go: the last one takes the flight with it."""
+        parts, work = self._cache.parts, self._work
+        if self.calls.pop(call):
+            self._uncount(call)
+        elif self.calls:  # the run is the next one's
+            heir = next(iter(self.calls))
+            self.calls[heir] = False
+            self._uncount(heir)
+            if not self._running:
+                self._ask_for(heir)
+        running = self._running
+        if self.calls or not running:
+            passed = parts.clock.now() - call.arrived
+            parts.statistics.request_failed("CANCELED", passed)
+        if self.calls:
+            return
+        self.end()
+        if work is not None:
+            work.cancel()
+            parts.expect(-1)
+        elif running:
+            self.cancel()
+
+    def end(self) -> dict[Call, bool]:
+        """Take the calls; no others join."""
+        cache = self._cache
+        if cache.flights.get(self._key) is self:
+            del cache.flights[self._key]
+        calls, self.calls = self.calls, {}
+        for call, counted in calls.items():
+            cache.waiting.pop(call, None)
+            if counted:
+                self._uncount(call)
+        return calls
+
+    def _uncount(self, call: Call) -> None:
+        load = self._cache.parts.load
+        load.requests -= 1
+        load.bytes -= call.nbytes
+
+    # --- from Redis
+
+    def _looked_up(self, answer: bytes | None) -> None:
+        """Pass on the answer that Redis has, or run the model."""
+        self._work = None
+        cache, parts = self._cache, self._cache.parts
+        if answer is not None:
+            if not cache.closed:
+                cache.answers.put(self._key, answer)
+            now = parts.clock.now()
+            found = cache.found(answer, self.asked, now)
+            for call in self.end():
+                _deliver(call, found.deliver, call)
+                parts.statistics.cache_hit(call.arrived, call.arrived, now)
+        else:
+            refusal: ServerError | None = None
+            try:
+                self._run()
+            except ServerError as error:
+                refusal = error
+            except Exception:
+                log.exception("bug while a request that is not in the cache was submitted")
+                refusal = ExecutionFailed(INTERNAL_TEXT)
+            if refusal is not None:
+                for call in self.end():
+                    _deliver(call, call.pass_refusal, refusal)
+                del refusal  # it refers to this frame
+        parts.expect(-1)
+
+    # --- from the run
+
     def answered_by(self, backend: str) -> None:
-        for call in self.flight.calls:
+        for call in self.calls:
             call.pass_backend(backend)
 
     def respond_from(self, batch: Computed) -> None:
-        self.flight.computed(batch)
+        tensors, calls = batch.tensors, batch.calls
+        if len(tensors) == 1:  # as mostly: without a response
+            [(name, datatype, array)] = tensors
+            if len(calls) > 1:
+                array = array[self.first : self.first + self.rows]
+            outputs, nbytes = [new_tensor((name, datatype, array))], array.nbytes
+        else:
+            response = batch.response(self)
+            outputs, nbytes = response.outputs, response.nbytes
+        if nbytes > _COPIED_HERE:
+            self.respond(batch.response(self), True)
+            return
+        self._keep(packed(batch.version, self.rows, {}, outputs))
+        for call, joined in self.end().items():
+            call.first = self.first
+            if joined:
+                self._note(call, batch.started)
+            if call.stages is None:
+                try:  # as `_deliver`, which would be one more Python call of each miss
+                    call.respond_from(batch)
+                except Exception:
+                    _fail(call)
+            else:
+                _deliver(call, call.pass_response, batch.response(call), True)
 
     def respond(self, response: InferResponse, final: bool) -> None:
-        self.flight.responded(response)
+        if response.nbytes <= _COPIED_HERE:
+            self._copied(response, _packed(response, self), None)
+            return
+        # Before others get it: a caller in this process may write to its arrays.
+        parts = self._cache.parts
+        parts.expect(1)
+        self._work = parts.bench.do(
+            response.nbytes, lambda charge: _packed(response, self),
+            partial(self._copied, response), uncharged, self.payer,
+        )  # fmt: skip
+
+    def _copied(
+        self, response: InferResponse, answer: bytes | None, problem: Exception | None
+    ) -> None:
+        """Keep the copy of a response, and pass the response on."""
+        if answer is not None:
+            self._keep(answer)
+        else:
+            log.error("bug while an answer was copied for the cache", exc_info=problem)
+        started = 0
+        for call, joined in self.end().items():
+            started = started or call.arrived + response.timing.queue_ns
+            own = replace(
+                response, id=call.id, outputs=list(response.outputs),
+                parameters=dict(response.parameters),
+            )  # fmt: skip
+            if joined:
+                self._note(call, started)
+            _deliver(call, call.pass_response, own, True)
+        if self._work is not None:
+            self._work = None
+            self._cache.parts.expect(-1)
 
     def fail(self, error: ServerError) -> None:
-        self.flight.failed(self, error)
+        """Fail the call that the run was for, and let the others pass on.
+
+        Also if that has been cancelled: the failure may be that of its deadline.
+        """
+        for call in self.end():
+            if call is self.asked:
+                call.started = self.started
+                _deliver(call, call.pass_end, error)
+            else:
+                _deliver(call, self._pass_on, call)
+
+    def _pass_on(self, call: Call) -> None:
+        """Let a call pass on by itself."""
+        call.owner = NOBODY
+        try:
+            self._submit(call)
+        except ServerError as error:
+            call.pass_refusal(error)
+
+    def _keep(self, answer: bytes) -> None:
+        cache, now = self._cache, self._cache.parts.clock.now
+        begun = now()
+        if not cache.closed:
+            cache.answers.put(self._key, answer)
+        if cache.redis is not None:
+            cache.redis.put(self._key, answer)
+        ended = now()
+        cache.parts.statistics.cache_miss(self._looked + ended - begun, ended)
+
+    def _note(self, call: Call, started: int) -> None:
+        """Count a call that has joined as a hit; the scheduler counts the run itself."""
+        now = self._cache.parts.clock.now()
+        self._cache.parts.statistics.cache_hit(call.arrived, now, now)
+        call.arrived = min(call.arrived, started)  # for its timing
 
 
 def _packed(response: InferResponse, run: Call) -> bytes:
