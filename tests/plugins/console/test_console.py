@@ -1,6 +1,7 @@
 """The console in a browser: what users see and do, by mouse and keyboard."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from PIL import Image
 
 from headrace.core.datatypes import Datatype
 from headrace.plugins.access.keys import new_key
+from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.support.browser import Browser, browser
@@ -42,6 +44,11 @@ class TritonPythonModel:
 """
 _OF_TEXT = tensors("input", ("X", "STRING", "1")) + tensors("output", ("Y", "INT32", "1"))
 _DECLARED = tensors("input", ("X", "FP32", "1")) + tensors("output", ("Y", "FP32", "1"))
+GRAPH = ensemble(
+    (("x", "INT64", "2"),), (("y", "INT64", "2"),),
+    step("whole", {"INPUT0": "x"}, {"OUTPUT0": "between"}),
+    step("whole", {"INPUT0": "between"}, {"OUTPUT0": "y"}),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_model(root, "broken", b"no model")
     write_python_model(root, "worked", _FAILING, _DECLARED)
     write_python_model(root, "length", _LENGTH, _OF_TEXT)
+    write_ensemble(root, "twice", GRAPH)
     options = ("--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false")
     with clean_server(root, options=options) as process:
         yield process
@@ -249,6 +257,38 @@ def test_a_model_that_fails(page: Browser) -> None:
     page.messages()
 
 
+def texts(page: Browser, selector: str) -> list[str]:
+    """The texts of elements, also of those in a picture."""
+    found = page.run("return [...document.querySelectorAll(arguments[0])]"
+                     ".map((each) => each.textContent)", selector)  # fmt: skip
+    assert isinstance(found, list)
+    return found
+
+
+def test_the_graph_of_an_ensemble_with_the_state_of_its_steps(
+    page: Browser, server: ServerProcess
+) -> None:
+    show_model(page, "twice")
+    page.await_text("ready, ", ".graph")
+    assert texts(page, ".graph rect + text") == ["x", "whole", "whole", "y"]
+    assert texts(page, ".graph .edge") == ["between"]
+    across = page.run("return [...document.querySelectorAll('.graph rect')]"
+                      ".map((box) => box.x.baseVal.value)")  # fmt: skip
+    assert across == sorted(set(across))
+
+    def busy() -> bool:
+        with HttpClient(server.url, binary=False) as client:
+            client.infer("twice", {"x": np.ones((1, 2), np.int64)})
+        return bool(re.search(r"[1-9]\S*/s", texts(page, ".graph .muted")[0]))
+
+    until(busy, "the rate of a step")
+    page.run("document.querySelector('.graph a').dispatchEvent(new MouseEvent('click',"
+             " { bubbles: true, cancelable: true }))")  # fmt: skip
+    page.await_text("whole", "h1")
+    page.await_text("Run", ".play")
+    assert page.run("return document.querySelectorAll('.graph').length") == 0
+
+
 def test_unloading_loading_and_promoting(page: Browser) -> None:
     show_model(page, "simple")
     page.click("[data-action=unload]")
@@ -284,6 +324,28 @@ def test_light_and_dark_and_narrow(page: Browser) -> None:
     finally:
         page.resize(1400, 900)
         page.prefer("light")
+
+
+def test_a_graph_of_steps_that_a_client_may_not_see(window: Browser, tmp_path: Path) -> None:
+    (models := tmp_path / "models").mkdir()
+    write_model(models, "whole", identity(Datatype.INT64))
+    write_ensemble(models, "twice", GRAPH)
+    everything, part = new_key(), new_key()
+    (tmp_path / "access.toml").write_text(
+        '[roles.all]\nmay = ["*"]\n[roles.part]\nmay = ["observe", "read"]\nmodels = ["twice"]\n'
+        f'[keys.ops]\nhash = "{everything.hash}"\nroles = ["all"]\n'
+        f'[keys.partner]\nhash = "{part.hash}"\nroles = ["part"]\n'
+    )
+    with clean_server(models, options=(f"--access={tmp_path}/access.toml",)) as server:
+        window.open("about:blank")
+        window.open(f"{server.url}/console#/models/twice")
+        window.await_text("Key for this session", "dialog")
+        _give(window, part.key)
+        window.await_text("INT64", ".columns")
+        assert window.run("return document.querySelectorAll('.graph').length") == 0
+        window.click("#key")
+        _give(window, everything.key)
+        window.await_text("ready, ", ".graph")
 
 
 def test_keys_and_rights(window: Browser, tmp_path: Path) -> None:

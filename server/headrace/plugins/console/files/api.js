@@ -6,22 +6,14 @@ export const SECONDS = 2; // between two readings of the status
 const POINTS = 90;
 
 export class Refused extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
+  constructor(status, message) { super(message); this.status = status; }
 }
 
 // The headers that a client shows, kept as long as the tab.
 export const credentials = {
   get key() { return sessionStorage.getItem(KEY) ?? ""; },
   get header() { return sessionStorage.getItem(HEADER) ?? ""; },
-  set(key, header) {
-    for (const [name, value] of [[KEY, key], [HEADER, header]]) {
-      if (value) sessionStorage.setItem(name, value);
-      else sessionStorage.removeItem(name);
-    }
-  },
+  set(key, header) { sessionStorage.setItem(KEY, key); sessionStorage.setItem(HEADER, header); },
   get headers() {
     const found = {};
     if (this.key) found.authorization = `Bearer ${this.key}`;
@@ -169,6 +161,5 @@ export class Watch {
   }
 
   get may() { return new Set(this.document?.client.may ?? []); }
-
   versions(name) { return this.rows.filter((row) => row.name === name); }
 }

@@ -14,7 +14,7 @@ export function h(tag, props = {}, ...children) {
   return element;
 }
 
-function svg(tag, attributes, ...children) {
+export function svg(tag, attributes, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.append(...children);
@@ -22,9 +22,7 @@ function svg(tag, attributes, ...children) {
 }
 
 // Text of an element, changed only if it is another one.
-export function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
+export const setText = (element, text) => { if (element.textContent !== text) element.textContent = text; };
 
 export const card = (title, ...content) => h("section", { class: "card" }, h("h2", {}, title), ...content);
 
@@ -52,10 +50,7 @@ const three = (value) => {
   return Number.isInteger(value) && text.includes(".") ? String(value) : text;
 };
 
-export function number(value) {
-  if (value === null || value === undefined) return "–";
-  return value < 1e6 ? three(value) : `${three(value / 1e6)}M`;
-}
+export const number = (value) => (value === null || value === undefined ? "–" : value < 1e6 ? three(value) : `${three(value / 1e6)}M`);
 
 export const count = (value) => value.toLocaleString("en").replaceAll(",", "\u202f");
 
@@ -125,13 +120,9 @@ export function chart(name, values, format, names = []) {
 export function meter(share, label) {
   const percent = Math.min(100, Math.max(0, share * 100));
   const state = percent > 95 ? "bad" : percent > 80 ? "warn" : "good";
-  const bar = svg("svg", {
-    class: `meter ${state}`, width: 80, height: 8, viewBox: "0 0 120 8", preserveAspectRatio: "none",
-    role: "img", "aria-label": label,
-  });
-  bar.append(svg("rect", { class: "rest", width: 120, height: 8, rx: 2 }));
-  bar.append(svg("rect", { class: "fill", width: (120 * percent) / 100, height: 8, rx: 2 }));
-  return bar;
+  return svg("svg", {
+    class: `meter ${state}`, width: 80, height: 8, viewBox: "0 0 120 8", preserveAspectRatio: "none", role: "img", "aria-label": label,
+  }, svg("rect", { class: "rest", width: 120, height: 8, rx: 2 }), svg("rect", { class: "fill", width: (120 * percent) / 100, height: 8, rx: 2 }));
 }
 
 // --- dialogs

@@ -12,15 +12,9 @@ const INDEX_EVERY = 8; // readings between two of the repository's index
 const byId = (id) => document.getElementById(id);
 
 const watch = new Watch();
-let view = null;
-let shown = "";
-let paused = false;
-let failures = 0;
-let readings = 0;
-let timer = 0;
-let reading = false;
-let asking = false; // for a key
-let declined = false;
+let [view, shown] = [null, ""];
+let [failures, readings, timer] = [0, 0, 0];
+let [paused, reading, asking, declined] = [false, false, false, false]; // the last two: of a key
 
 // --- sections
 
@@ -42,9 +36,7 @@ function show() {
   byId("main").replaceChildren(view.element);
   document.title = section === "model" ? `${name} – headrace` : `${section} – headrace`;
   for (const anchor of document.querySelectorAll("nav a[data-section]")) {
-    const current = anchor.dataset.section === (section === "model" ? "models" : section);
-    if (current) anchor.setAttribute("aria-current", "page");
-    else anchor.removeAttribute("aria-current");
+    anchor.ariaCurrent = anchor.dataset.section === (section === "model" ? "models" : section) ? "page" : null;
   }
   view.update();
 }

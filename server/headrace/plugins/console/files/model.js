@@ -2,6 +2,7 @@
 
 import { keyOf, ofModel, Refused, request } from "./api.js";
 import { ask, card, chart, count, duration, facts, h, number, setText, size, table } from "./dom.js";
+import { Graph } from "./graph.js";
 import { instances, link, stateOf } from "./models.js";
 import { Playground } from "./playground.js";
 
@@ -16,22 +17,18 @@ export class Model {
     this.actions = h("div", { class: "buttons" });
     this.outcome = h("p", { class: "outcome", role: "status", hidden: true });
     this.charts = h("div", { class: "tiles" });
-    this.facts = h("div");
-    this.traffic = h("div");
-    this.signature = h("div");
+    [this.drawn, this.facts, this.traffic, this.signature, this.try] = Array.from({ length: 5 }, () => h("div"));
     this.config = h("details", { ontoggle: () => this.readConfig() }, h("summary", {}, "Configuration"), h("pre", {}));
-    this.try = h("div");
     this.element = h("div", { class: "model" },
       h("div", { class: "title" }, h("a", { href: "#/", class: "back", title: "All models (Esc)" }, "Models"), h("h1", {}, name),
         this.versions, this.state, h("span", { class: "grow" }), this.actions),
-      this.reason, this.outcome, this.charts,
+      this.reason, this.outcome, this.charts, this.drawn,
       h("div", { class: "columns" }, h("div", {}, this.facts, this.signature, this.traffic, card("More", this.config)), this.try));
     this.aborted = new AbortController();
     this.readings = 0;
   }
 
   close() { this.aborted.abort(); this.playground?.close(); }
-
   get row() { return this.watch.byKey.get(keyOf(this)); }
 
   update() {
@@ -59,6 +56,7 @@ export class Model {
       chart("Latency", [history.p50, history.p99], duration, ["p50", "p99"]), chart("Queue p99", history.queue, duration),
       chart("Waiting", history.waiting, number));
     this.describe(row);
+    this.draw();
     if (this.readings % 4 === 0) this.readTraffic(versions);
     this.readings += 1;
     if (row.model.state === "READY" && !this.read) this.readMetadata(row.model);
@@ -80,15 +78,11 @@ export class Model {
 
   act(row, versions) {
     const { server } = this.watch.document;
-    const may = this.watch.may.has("control");
-    const wanted = [];
-    if (may && server.model_control === "explicit") {
-      const loaded = versions.some((each) => each.model.state === "READY");
-      wanted.push(["load", loaded ? "Reload" : "Load"]);
-      if (loaded) wanted.push(["unload", "Unload"]);
-    }
-    const serves = row?.model.state === "READY";
-    if (may && server.traffic_control && serves && versions.length > 1) wanted.push(["promote", `Promote version ${this.version}`]);
+    const ready = (each) => each?.model.state === "READY";
+    const [may, loaded] = [this.watch.may.has("control"), versions.some(ready)];
+    const wanted = may && server.model_control === "explicit" ? [["load", loaded ? "Reload" : "Load"]] : [];
+    if (wanted.length && loaded) wanted.push(["unload", "Unload"]);
+    if (may && server.traffic_control && ready(row) && versions.length > 1) wanted.push(["promote", `Promote version ${this.version}`]);
     const key = JSON.stringify(wanted);
     if (key === this.wanted) return; // buttons keep the focus
     this.wanted = key;
@@ -144,15 +138,23 @@ export class Model {
         ...inputs.map((each) => row(optional.has(each.name) ? "optional input" : "input", each)),
         ...outputs.map((each) => row("output", each)),
       ])));
+      [this.ensemble, this.graph] = [config.ensemble_scheduling ? config : null, null];
+      this.drawn.replaceChildren();
       if (!this.watch.may.has("infer")) return;
       this.playground?.close();
       const wanted = inputs.map((each) => ({ ...each, optional: optional.has(each.name) }));
       this.playground = new Playground(this.watch, this.name, this.version, wanted, model.decoupled);
       this.try.replaceChildren(this.playground.element);
     } catch (error) {
-      if (error.name === "AbortError") return;
-      this.signature.replaceChildren(card("Signature", h("p", { class: "muted" }, error.message)));
+      if (error.name !== "AbortError") this.signature.replaceChildren(card("Signature", h("p", { class: "muted" }, error.message)));
     }
+  }
+
+  // The graph of an ensemble, for those who may see what all of its steps do.
+  draw() {
+    const seen = this.ensemble?.ensemble_scheduling.step.every(({ model_name }) => this.watch.versions(model_name).length);
+    if (seen && !this.graph) this.drawn.replaceChildren(card("Graph", (this.graph = new Graph(this.watch, this.ensemble)).element));
+    this.graph?.update();
   }
 
   async readTraffic(versions) {
@@ -165,19 +167,16 @@ export class Model {
       this.traffic.replaceChildren(card("Traffic", table(["Version", "State", "Role", "Share", "Routed", "Reason"], rows, [3, 4]),
         ruled ? "" : h("p", { class: "muted" }, "There are no rules: the highest version that is ready gets requests that name none.")));
     } catch (error) {
-      if (error.name === "AbortError") return;
-      if (!(error instanceof Refused)) throw error;
-      this.traffic.replaceChildren(); // a model without rules, or not for this client
+      if (error instanceof Refused) this.traffic.replaceChildren(); // a model without rules, or not for this client
+      else if (error.name !== "AbortError") throw error;
     }
   }
 
   async readConfig() {
     if (!this.config.open) return;
-    const text = this.config.querySelector("pre");
-    try {
-      const found = await request("GET", ofModel(this.name, this.version, "/config"), undefined, { signal: this.aborted.signal });
-      setText(text, JSON.stringify(found, null, 2));
-    } catch (error) { if (error.name !== "AbortError") setText(text, error.message); }
+    const show = (text) => setText(this.config.querySelector("pre"), text);
+    const read = request("GET", ofModel(this.name, this.version, "/config"), undefined, { signal: this.aborted.signal });
+    await read.then((found) => show(JSON.stringify(found, null, 2)), (error) => error.name === "AbortError" || show(error.message));
   }
 }
 

@@ -67,7 +67,6 @@ export class Models {
   }
 
   classes(column) { return `${column.side ?? ""} ${column.wide ? "wide" : ""} c-${column.id}`.trim(); }
-
   close() { this.resized.disconnect(); }
 
   sort(id) {
@@ -90,9 +89,7 @@ export class Models {
       return x < y ? -sign : x > y ? sign : a.lower < b.lower ? -1 : a.lower > b.lower ? 1 : a.model.version - b.model.version;
     });
     this.heads.forEach((head, at) => {
-      const own = COLUMNS[at].id === this.order;
-      if (own) head.setAttribute("aria-sort", this.down ? "descending" : "ascending");
-      else head.removeAttribute("aria-sort");
+      head.ariaSort = COLUMNS[at].id !== this.order ? null : this.down ? "descending" : "ascending";
     });
     const of = this.rows.length === known.length ? "" : `${count(this.rows.length)} of `;
     setText(this.counted, `${of}${count(known.length)} versions`);
@@ -122,10 +119,7 @@ export class Models {
         found.length > 50 ? h("li", { class: "muted" }, `and ${count(found.length - 50)} more`) : null)));
   }
 
-  soon() {
-    if (this.waits) return;
-    this.waits = requestAnimationFrame(() => { this.waits = 0; this.draw(); });
-  }
+  soon() { this.waits ||= requestAnimationFrame(() => { this.waits = 0; this.draw(); }); }
 
   draw() {
     const first = Math.max(0, Math.floor(this.scroll.scrollTop / ROW) - AROUND);

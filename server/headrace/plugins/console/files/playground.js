@@ -57,16 +57,11 @@ export class Playground {
 
   changed() {
     for (const [at, kind] of Object.keys(programs).entries()) this.tabs[at].setAttribute("aria-selected", kind === this.kind);
-    let shown;
-    try {
-      shown = programs[this.kind](this.call, this.watch.document.server, credentials.headers);
-      this.program.classList.remove("wrong");
-    } catch (error) {
-      shown = error.message;
-      this.program.classList.add("wrong");
-    }
+    let [shown, wrong] = ["", false];
+    try { shown = programs[this.kind](this.call, this.watch.document.server, credentials.headers); } catch (error) { [shown, wrong] = [error.message, true]; }
     this.program.textContent = shown;
-    this.copy.disabled = this.program.classList.contains("wrong");
+    this.program.classList.toggle("wrong", wrong);
+    this.copy.disabled = wrong;
   }
 
   async copied() {
@@ -186,23 +181,16 @@ class Input {
   }
 
   get given() { return this.use.checked; }
-
-  get whole() { return this.spec.datatype.includes("INT"); }
-
-  get shape() {
-    return this.spec.shape.map((dim, axis) => (dim < 0 ? Math.max(0, Math.floor(Number(this.dims[axis].value) || 0)) : dim));
-  }
+  get whole() { return this.spec.datatype.includes("INT"); }  get shape() { return this.spec.shape.map((dim, axis) => (dim < 0 ? Math.max(0, Math.floor(Number(this.dims[axis].value) || 0)) : dim)); }
 
   choose() {
     this.pixels = this.content = null;
     this.wrong = "";
     const { name, datatype } = this.spec;
     this.text = h("textarea", { rows: 3, spellcheck: "false", "aria-label": `values of ${name}`, oninput: () => this.changed() });
-    if (this.mode.value === "text") {
-      this.text.placeholder = "one value; of several, one a line";
-      this.area.replaceChildren(this.text);
-    } else if (this.mode.value === "JSON") {
-      this.text.placeholder = datatype === "BYTES" ? '["text"]' : "[[0, 1], [2, 3]]";
+    const example = { text: "one value; of several, one a line", JSON: datatype === "BYTES" ? '["text"]' : "[[0, 1], [2, 3]]" }[this.mode.value];
+    if (example) {
+      this.text.placeholder = example;
       this.area.replaceChildren(this.text);
     } else if (this.mode.value === "image") this.image();
     else if (this.mode.value === "file") {
@@ -248,11 +236,8 @@ class Input {
   async read() {
     const [file] = this.file.files;
     if (!file) return;
-    try {
-      const picture = await createImageBitmap(file);
-      this.put(picture);
-      this.wrong = "";
-    } catch (error) { this.pixels = null; this.wrong = error.message; }
+    this.wrong = "";
+    try { this.put(await createImageBitmap(file)); } catch (error) { this.pixels = null; this.wrong = error.message; }
     this.changed();
   }
 

@@ -2,10 +2,6 @@
 
 import { ofModel } from "./api.js";
 
-const TYPES = {
-  BOOL: "bool", UINT8: "uint8", UINT16: "uint16", UINT32: "uint32", UINT64: "uint64",
-  INT8: "int8", INT16: "int16", INT32: "int32", INT64: "int64", FP32: "float32", FP64: "float64",
-};
 const LOCAL = new Set(["0.0.0.0", "[::]", "127.0.0.1", "[::1]", "localhost"]);
 
 const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
@@ -44,7 +40,7 @@ export function flat(call) {
 function array({ datatype, shape, data, file }) {
   if (file) return `np.array([open(${quote(file.name)}, "rb").read()], object).reshape(${shape.join(", ")})`;
   const flatText = `[${data.map(datatype === "BOOL" ? value : (each) => each).join(", ")}]`;
-  const type = TYPES[datatype] ? `np.${TYPES[datatype]}` : "object";
+  const type = datatype === "BYTES" ? "object" : `np.${datatype.toLowerCase().replace("fp", "float")}`;
   return `np.array(${flatText}, ${type}).reshape(${shape.join(", ") || "()"})`;
 }
 
