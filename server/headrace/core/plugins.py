@@ -89,6 +89,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "mysql": "headrace.plugins.stores.database:database_store",
         "http": "headrace.plugins.stores.web:web_store",
         "https": "headrace.plugins.stores.web:web_store",
+        "oci": "headrace.plugins.stores.oci:oci_store",
     },
     "headrace.pages": {
         "console": "headrace.plugins.console:add_console",

@@ -363,7 +363,7 @@ class RemoteStore(Store):
                 raise LoadFailed(_other_content(self.address, name, path))
 
         small = [partial(whole, *each) for each in files.items() if each[1].size <= PART]
-        _run_all(small, self._stopped)
+        run_all(small, self._stopped)
         for path, file in files.items():
             if file.size > PART:
                 found[path] = self._fetch_large(name, path, file, fetching)
@@ -382,7 +382,7 @@ class RemoteStore(Store):
             def part(start: int, stop: int) -> None:
                 draft.write(start, self._read(name, path, file, start, stop, fetching))
 
-            _run_all([partial(part, *each) for each in missing], self._stopped)
+            run_all([partial(part, *each) for each in missing], self._stopped)
             digest = draft.digest()
             if file.digest and digest != file.digest:
                 self.cache.give_up(key)
@@ -433,7 +433,7 @@ class RemoteStore(Store):
             if f"sha256:{digest.hexdigest()}" != file.digest:
                 found[path] = f"{path} does not hold what it is to hold"
 
-        _run_all([partial(check, *each) for each in contents.files.items()], self._stopped)
+        run_all([partial(check, *each) for each in contents.files.items()], self._stopped)
         return [found[path] for path in sorted(found)]
 
     # --- implementation
@@ -536,7 +536,7 @@ def _other_content(address: str, name: str, path: str) -> str:
     return f"{address}: {name}: {path} does not hold what its manifest tells"
 
 
-def _run_all(jobs: Sequence[Callable[[], None]], stopped: Event) -> None:
+def run_all(jobs: Sequence[Callable[[], None]], stopped: Event) -> None:
     """Run jobs on threads that no exit waits for; raises the first error, after all have ended."""
     if len(jobs) == 1:
         jobs[0]()

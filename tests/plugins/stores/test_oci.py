@@ -1,0 +1,319 @@
+"""Models of a real OCI registry: artefacts, credentials, and what is refused."""
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headrace.cli.program import main
+from headrace.core.errors import LoadFailed
+from headrace.plugins.stores.cache import PART
+from headrace.plugins.stores.oci import (
+    ARTEFACT_TYPE,
+    TITLE,
+    ArtefactPlace,
+    OciRemote,
+    parse_artefact,
+    read_address,
+)
+from headrace.plugins.stores.registry import MANIFEST_TYPE, RegistryLogin, find_credentials
+from headrace.plugins.stores.remote import ModelState, RemoteFile, Unreached
+from headrace.repository.catalogue import open_store
+from headrace.repository.model_files import MANIFEST, manifest_of
+from headrace.repository.store import StoreOptions
+from tests.models.onnx_graphs import constant, write_model
+from tests.support.registry import SECRET, USER, RegistryProcess, TokenServer, passwords
+from tests.support.scrape import until
+from tests.support.server_process import clean_server
+from tests.support.stores import constant_of
+
+DIGEST = f"sha256:{'0' * 64}"
+ADDRESSES = {
+    "oci://ghcr.io/me/fraud:v1": ArtefactPlace("https://ghcr.io", "me/fraud", "v1"),
+    "oci://ghcr.io/me/models/": ArtefactPlace("https://ghcr.io", "me/models", ""),
+    f"oci://host:5000/m@{DIGEST}": ArtefactPlace("https://host:5000", "m", DIGEST),
+    "oci://localhost:5000/m:1": ArtefactPlace("http://localhost:5000", "m", "1"),
+    "oci://http://host:5000/a/b": ArtefactPlace("http://host:5000", "a/b", ""),
+    "oci://docker.io/me/m:1": ArtefactPlace("https://registry-1.docker.io", "me/m", "1"),
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_addresses(address: str) -> None:
+    assert read_address(address) == ADDRESSES[address]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["oci://host", "oci://host/", "oci://host/Upper", "oci://host/m:", "oci://host/m@sha256:1",
+     "oci://host/../m", "oci://me:secret@host/m"],
+)  # fmt: skip
+def test_invalid_addresses(address: str) -> None:
+    with pytest.raises(LoadFailed, match=r"expected oci://REGISTRY/REPOSITORY\[:TAG\]") as refused:
+        read_address(address)
+    assert "secret" not in str(refused.value)
+
+
+def layer(title: str, digest: str = DIGEST, **notes: str) -> dict[str, Any]:
+    return {"digest": digest, "size": 3, "annotations": {TITLE: title, **notes}}
+
+
+def test_layers_without_a_title_are_no_files() -> None:
+    text = json.dumps({"layers": [layer("1/model.onnx"), {"digest": DIGEST, "size": 9}]})
+    assert parse_artefact(text.encode()) == {"1/model.onnx": RemoteFile(3, DIGEST, DIGEST)}
+
+
+UNPACKED = {"io.deis.oras.content.unpack": "true"}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("[]", "its manifest has no form"),
+        ('{"layers": [1]}', "its manifest has no form"),
+        ('{"manifests": []}', "it is an index of several, expected one artefact"),
+        ('{"layers": []}', "none of its layers is a file"),
+        (json.dumps({"layers": [layer("a", "sha512:00")]}), "a has the digest sha512:00, expected"),
+        (json.dumps({"layers": [layer("a"), layer("a")]}), "a is there twice"),
+        (json.dumps({"layers": [layer("a", **UNPACKED)]}), "a is a packed directory"),
+    ],
+)
+def test_invalid_artefacts(document: str, message: str) -> None:
+    with pytest.raises(LoadFailed, match=message):
+        parse_artefact(document.encode())
+
+
+# --- credentials
+
+
+def write_docker_config(folder: Path, **content: Any) -> dict[str, str]:
+    """Variables with which these settings are found."""
+    (folder / "config.json").write_text(json.dumps(content))
+    return {"DOCKER_CONFIG": str(folder)}
+
+
+def entry(user: str = USER, secret: str = SECRET) -> dict[str, str]:
+    return {"auth": base64.b64encode(f"{user}:{secret}".encode()).decode()}
+
+
+def test_credentials_of_files(tmp_path: Path) -> None:
+    hub = "https://index.docker.io/v1/"
+    found = write_docker_config(tmp_path, auths={"host:1": entry(), hub: entry("hub")})
+    assert find_credentials("host:1", found) == RegistryLogin(USER, SECRET)
+    assert find_credentials("registry-1.docker.io", found) == RegistryLogin("hub", SECRET)
+    assert find_credentials("host:2", found) is None
+    assert find_credentials("host:1", {"HOME": "/nowhere"}) is None
+    (tmp_path / "containers").mkdir()
+    own = {"auths": {"host:2": {"identitytoken": "t"}}}
+    (tmp_path / "containers" / "auth.json").write_text(json.dumps(own))
+    podman = found | {"XDG_RUNTIME_DIR": str(tmp_path)}
+    assert find_credentials("host:2", podman) == RegistryLogin("", "t")
+    only = {"REGISTRY_AUTH_FILE": str(tmp_path / "containers" / "auth.json"), "HOME": "/nowhere"}
+    assert find_credentials("host:2", only) == RegistryLogin("", "t")
+
+
+def test_credentials_of_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "docker-credential-vault"
+    program.write_text(
+        '#!/bin/sh\nread host\necho "{\\"Username\\": \\"<token>\\", \\"Secret\\": \\"$host\\"}"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    own = write_docker_config(tmp_path, credHelpers={"host": "vault"})
+    assert find_credentials("host", own) == RegistryLogin("", "host")
+    all_of_them = write_docker_config(tmp_path, credsStore="vault", auths={"https://host": {}})
+    assert find_credentials("host", all_of_them) == RegistryLogin("", "https://host")
+    assert find_credentials("other", all_of_them) is None
+    missing = write_docker_config(tmp_path, credHelpers={"host": "nowhere"})
+    with pytest.raises(
+        LoadFailed, match="docker-credential-nowhere has told no credentials for ho"
+    ):
+        find_credentials("host", missing)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"auths": {"host": {"auth": "?"}}}'])
+def test_invalid_files_of_credentials(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(LoadFailed, match=r"config\.json: (it is no file|expected credentials)"):
+        find_credentials("host", {"DOCKER_CONFIG": str(tmp_path)})
+
+
+# --- with a real registry
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProcess]:
+    with RegistryProcess(tmp_path_factory.mktemp("registry")) as registry:
+        yield registry
+
+
+@pytest.fixture
+def models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs `headrace models`, and returns what it has printed."""
+
+    def run(*words: str, expected: int = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["models", *words, f"--store-cache={tmp_path / 'cache'}"])
+        printed = capsys.readouterr()
+        assert ended.value.code == expected, printed
+        return printed.err if expected and not printed.out else printed.out
+
+    return run
+
+
+def test_models_are_tags(
+    registry: RegistryProcess, tmp_path: Path, models: Callable[..., str]
+) -> None:
+    large = bytes(range(256)) * (PART // 200)
+    source = tmp_path / "source"
+    write_model(source, "a", large, "# a\n")
+    write_model(source, "b", b"", "# b\n")
+    stage, live = f"oci://{registry.host}/stage", f"oci://{registry.host}/deep/live"
+    assert models("push", str(source), stage).splitlines()[0].startswith("pushed a, 2 files with ")
+    assert models("list", "--store", stage, "--names") == "a\nb\n"
+    assert models("verify", stage) == "a: as its manifest has it\nb: as its manifest has it\n"
+    models("promote", stage, live, "a")
+    models("pull", live, str(tmp_path / "target"))
+    assert (tmp_path / "target" / "a" / "1" / "model.onnx").read_bytes() == large
+    assert models("verify", str(tmp_path / "target")) == "a: as its manifest has it\n"
+    remote = OciRemote(live)
+    contents = remote.contents("a")
+    assert remote.models() == {"a": ModelState(contents.state, contents.size + len(
+        (tmp_path / "target" / "a" / MANIFEST).read_bytes()
+    ))}  # fmt: skip
+    stored = registry.blob_file(contents.files["1/model.onnx"].digest)
+    content = bytearray(stored.read_bytes())
+    content[PART] ^= 1
+    stored.write_bytes(content)
+    try:
+        assert models("verify", live, expected=1) == (
+            "a: 1/model.onnx does not hold what it is to hold\n"
+        )
+        other = StoreOptions(str(tmp_path / "other"))
+        store = open_store(live, options=other)
+        assert store.names() == {"a"}
+        with pytest.raises(LoadFailed, match=r"a: 1/model\.onnx does not hold what its manifest"):
+            store.materialise("a", store.token("a"))
+    finally:
+        content[PART] ^= 1
+        stored.write_bytes(content)
+
+
+def test_a_tag_is_one_model(
+    registry: RegistryProcess, tmp_path: Path, models: Callable[..., str]
+) -> None:
+    directory = write_model(tmp_path, "fraud", b"one")
+    address = f"oci://{registry.host}/me/fraud"
+    models("push", str(directory), f"{address}:v1")
+    (directory / "2").mkdir()
+    (directory / "2" / "model.onnx").write_bytes(b"two")
+    models("push", str(directory), f"{address}:v2")
+    first, second = OciRemote(f"{address}:v1"), OciRemote(f"{address}:v2")
+    assert set(first.models()) == set(second.models()) == {"fraud"}
+    assert set(first.contents("fraud").files) == {"1/model.onnx"}
+    assert set(second.contents("fraud").files) == {"1/model.onnx", "2/model.onnx"}
+    assert set(OciRemote(address).models()) == {"v1", "v2"}
+    digest = first.contents("fraud").state
+    pinned = OciRemote(f"{address}@{digest}")
+    assert pinned.contents("fraud").state == digest
+    with pytest.raises(LoadFailed, match="cannot be written: its digest names what is there"):
+        pinned.publish("fraud", directory, manifest_of(directory))
+    refused = models("push", str(directory), f"{address}:v3", "--name", "other", expected=1)
+    assert "fraud:v3 is the model fraud, not other: leave out the tag, or name the" in refused
+    assert set(OciRemote(address).models()) == {"v1", "v2"}
+    with pytest.raises(LoadFailed, match="'a b' cannot be a tag"):
+        OciRemote(address).publish("a b", directory, manifest_of(directory))
+    with pytest.raises(LoadFailed, match="manifests/v9 is not there"):
+        OciRemote(address).contents("v9")
+
+
+def test_artefacts_of_other_tools(registry: RegistryProcess, tmp_path: Path) -> None:
+    """Files with titles alone, as `oras push` makes them, and what is no artefact beside them."""
+    directory = write_model(tmp_path, "m", b"one")
+    address = f"oci://{registry.host}/others"
+    remote = OciRemote(address)
+    remote.publish("m", directory, manifest_of(directory))
+    made = remote.contents("m").files["1/model.onnx"]
+    url = f"http://{registry.host}/v2/others/manifests/m"
+    document = httpx.get(url, headers={"Accept": MANIFEST_TYPE}, trust_env=False).json()
+    assert document["artifactType"] == ARTEFACT_TYPE
+    assert [one["annotations"][TITLE] for one in document["layers"]] == [
+        "1/model.onnx", MANIFEST,
+    ]  # fmt: skip
+    document["layers"] = [one for one in document["layers"] if one["digest"] == made.digest]
+    registry.put_manifest("others", "plain", document, MANIFEST_TYPE)
+    document["layers"][0].pop("annotations")
+    registry.put_manifest("others", "image", document, MANIFEST_TYPE)
+    registry.put_manifest("others", f"sha256-{'0' * 64}.sig", document, MANIFEST_TYPE)
+    store = open_store(address, options=StoreOptions(str(tmp_path / "cache")))
+    assert store.names() == {"m", "plain", "image"}
+    lease = store.materialise("plain", store.token("plain"))
+    assert (lease.path / "1" / "model.onnx").read_bytes() == b"one"
+    assert store.problems("plain") == []
+    with pytest.raises(LoadFailed, match="image: none of its layers is a file: none has a title"):
+        store.materialise("image", store.token("image"))
+
+
+def test_a_registry_out_of_reach(registry: RegistryProcess) -> None:
+    with pytest.raises(Unreached, match="cannot be reached: there is no such repository"):
+        OciRemote(f"oci://{registry.host}/nothing").models()
+    with pytest.raises(Unreached, match=r"cannot be reached: .*refused"):
+        OciRemote("oci://127.0.0.1:1/m:1").models()
+
+
+def test_a_registry_with_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_model(tmp_path, "m", b"one")
+    with RegistryProcess(tmp_path, passwords(tmp_path)) as registry:
+        address = f"oci://{registry.host}/m:1"
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        with pytest.raises(Unreached, match="it wants credentials, and there are none"):
+            OciRemote(address).publish("m", directory, manifest_of(directory))
+        write_docker_config(tmp_path, auths={registry.host: entry(secret="wrong")})
+        with pytest.raises(Unreached, match=r"cannot be reached: (UNAUTHORIZED|it answers 401)"):
+            OciRemote(address).models()
+        write_docker_config(tmp_path, auths={registry.host: entry()})
+        OciRemote(address).publish("m", directory, manifest_of(directory))
+        assert set(OciRemote(address).models()) == {"m"}
+
+
+@pytest.mark.parametrize("kind", ["password", "refresh_token"])
+def test_a_registry_with_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_model(tmp_path, "m", b"one")
+    with TokenServer(tmp_path) as tokens, RegistryProcess(tmp_path, tokens.auth) as registry:
+        address = f"oci://{registry.host}/m:1"
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        own = entry() if kind == "password" else {"identitytoken": SECRET}
+        write_docker_config(tmp_path, auths={registry.host: own})
+        OciRemote(address).publish("m", directory, manifest_of(directory))
+        assert set(tokens.asked) == {
+            (kind, "repository:m:pull"), (kind, "repository:m:pull,push")
+        }  # fmt: skip
+        tokens.asked.clear()
+        remote = OciRemote(address)
+        assert set(remote.models()) == {"m"}
+        assert set(remote.contents("m").files) == {"1/model.onnx"}
+        assert tokens.asked == [(kind, "repository:m:pull")]
+        write_docker_config(tmp_path, auths={registry.host: entry(secret="wrong")})
+        with pytest.raises(Unreached, match="its token server answers 401") as refused:
+            OciRemote(address).models()
+        assert "wrong" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_server_follows_a_tag(
+    registry: RegistryProcess, tmp_path: Path, models: Callable[..., str]
+) -> None:
+    address = f"oci://{registry.host}/followed/m:live"
+    models("push", str(write_model(tmp_path, "m", constant(1))), address)
+    options = (
+        f"--store-cache={tmp_path / 'cache'}", "--model-control-mode=poll",
+        "--repository-poll-secs=1",
+    )  # fmt: skip
+    with clean_server(address, options=options) as server:
+        assert constant_of(server, "m") == 1
+        models("push", str(write_model(tmp_path / "new", "m", constant(2))), address)
+        until(lambda: constant_of(server, "m") == 2, "the new artefact")
