@@ -106,7 +106,7 @@ class Directory(Store):
 
     def read(self, source: ModelSource) -> ModelSource:
         """One of its models, as of now."""
-        found = materialised(source)
+        found = materialised(source, may_be_flat=False)
         return alone(found, bool(self.name)) if found.path == self.path else found
 
     @property

@@ -144,18 +144,21 @@ def alone(source: ModelSource, renamed: bool) -> ModelSource:
     return replace(source, versions=(1,), flat=True)
 
 
-def materialised(source: ModelSource) -> ModelSource:
+def materialised(source: ModelSource, may_be_flat: bool = True) -> ModelSource:
     """The model with its directory, brought from its store if it is absent.
 
+    A store knows which of its directories are models, so that one may be without versions, `flat`.
     May block; raises `LoadFailed`.
     """
     if source.stored is None or not source.is_absent:
         return source
     lease = source.stored.lease()
     found = read_model_directory(lease.path, source.stored.config_name)
+    if may_be_flat:
+        found = alone(found, renamed=False)
     return replace(
         source, path=found.path, config_path=found.config_path, versions=found.versions,
-        ignored=found.ignored, problem=found.problem, lease=lease,
+        ignored=found.ignored, problem=found.problem, lease=lease, flat=found.flat,
     )  # fmt: skip
 
 

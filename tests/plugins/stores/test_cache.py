@@ -1,5 +1,6 @@
 """The cache of stores: what is kept, what is removed, and what was damaged."""
 
+import hashlib
 import os
 from pathlib import Path
 from threading import Event
@@ -172,3 +173,35 @@ def test_the_default_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("HOME", "/home/somebody")
     assert cache_of("").root == Path("/home/somebody/.cache/headrace/stores")
     assert cache_of("here").root == Path.cwd() / "here"
+
+
+def test_files_that_come_together(tmp_path: Path) -> None:
+    cache = StoreCache(tmp_path)
+    filled: list[Path] = []
+
+    def fill(directory: Path) -> None:
+        filled.append(directory)
+        (directory / "1").mkdir()
+        (directory / "1" / "a").write_bytes(b"one")
+        if len(filled) == 1:
+            raise LoadFailed("broken")
+
+    with pytest.raises(LoadFailed, match="broken"):
+        cache.bring("key", "m", fill, Event())
+    assert cache.use("key", tmp_path) is None
+    lease, files = cache.bring("key", "m", fill, Event())
+    assert files == {"1/a": CachedContent(digest_of(b"one"), 3)}
+    assert (lease.path / "1" / "a").read_bytes() == b"one"
+    assert not list((tmp_path / "partial").iterdir())
+    assert cache.bring("key", "m", fill, Event())[1] == files
+    assert len(filled) == 2, "it is there"
+
+    def link(directory: Path) -> None:
+        (directory / "a").symlink_to("/etc")
+
+    with pytest.raises(LoadFailed, match="m: a is no file"):
+        cache.bring("other", "m", link, Event())
+
+
+def digest_of(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"

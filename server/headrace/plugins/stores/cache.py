@@ -5,6 +5,7 @@
     <cache>/trees/<key>.json            its document, written last: without it, there is no tree
     <cache>/trees/<key>.lock            exclusive for making and removal, shared for use
     <cache>/partial/<key>               a file under way, of its final size
+    <cache>/partial/<key>.d/            files of a tree that come together, until it is made
     <cache>/partial/<key>.parts         a byte for each part of it, not 0 once that is written
     <cache>/digests/<key>               the digest of a file that its store knows by a tag alone
     <cache>/listings/<key>.json         the models of a store when it was last asked
@@ -26,14 +27,15 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from threading import Event, Lock, get_ident
 from typing import Any, NamedTuple
 
 from headrace.core.errors import LoadFailed
-from headrace.repository.model_files import MANIFEST, replace_file
+from headrace.repository.model_files import MANIFEST, new_manifest, replace_file
 from headrace.repository.store import Lease
 
 log = logging.getLogger(__name__)
@@ -79,9 +81,14 @@ class PartialFile:
 
     def digest(self) -> str:
         """The digest of its content."""
-        with os.fdopen(os.dup(self._data), "rb") as file:
-            file.seek(0)
+        with self.opened() as file:
             return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+    def opened(self) -> BufferedReader:
+        """Its content, once all of it is written."""
+        file = os.fdopen(os.dup(self._data), "rb")
+        file.seek(0)
+        return file
 
     def close(self) -> None:
         """Unlock it."""
@@ -169,6 +176,50 @@ class StoreCache:
             told = {"model": model, "files": {n: list(c) for n, c in files.items()}}
             replace_file(path.with_suffix(".json"), json.dumps(told).encode())
         return True
+
+    def bring(
+        self, key: str, model: str, fill: Callable[[Path], None], stopped: Event
+    ) -> tuple[Lease, Mapping[str, CachedContent]]:
+        """A tree and its files, made of those that `fill` writes into a directory if it is absent.
+
+        Raises `LoadFailed` if it cannot be written, for links and the like, or when `stopped`.
+        """
+        path = self._tree(key)
+        while (lease := self.use(key, path)) is None:
+            with self.making(key, stopped) as wanted:
+                if wanted:
+                    draft = self.root / "partial" / f"{key}.d"
+                    with self._written():
+                        shutil.rmtree(draft, ignore_errors=True)  # leftovers of a crash
+                        draft.mkdir(mode=0o700)
+                    try:
+                        fill(draft)
+                        self._adopt(key, model, draft)
+                    finally:
+                        shutil.rmtree(draft, ignore_errors=True)
+        told = json.loads(path.with_suffix(".json").read_bytes())["files"]
+        return lease, {name: CachedContent(*found) for name, found in told.items()}
+
+    def _adopt(self, key: str, model: str, draft: Path) -> None:
+        """Make the tree of the files in a directory, which are moved."""
+        files: dict[str, CachedContent] = {}
+        manifest = b""
+        with self._written():
+            for path in sorted(draft.rglob("*")):
+                name = str(path.relative_to(draft))
+                if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                    raise LoadFailed(f"{model}: {name} is no file")
+                if name == MANIFEST:
+                    manifest = path.read_bytes()
+                elif path.is_file():
+                    with path.open("rb") as file:
+                        digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+                    files[name] = CachedContent(digest, path.stat().st_size)
+                    if not self.has(files[name]):
+                        self._place(path, self._object(digest))
+        digests = {name: content.digest for name, content in files.items()}
+        if not self.make(key, files, manifest or new_manifest(digests), model):
+            raise LoadFailed(f"the cache of stores {self.root} has lost files of {model}")
 
     # --- objects
 
@@ -327,7 +378,7 @@ class StoreCache:
         for path in (self.root / "partial").glob("*"):
             with suppress(OSError):
                 if path.stat().st_mtime < before:
-                    path.unlink()
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _objects(self) -> Iterator[tuple[Path, os.stat_result]]:
         for path in (self.root / "objects").glob("*/*"):

@@ -8,6 +8,7 @@ Credentials are those of the vendors' own tools: environment variables, files, a
 the machine or pod. What the library does not read by itself is read here: profiles of AWS.
 """
 
+import base64
 import configparser
 import json
 import os
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.remote import (
@@ -181,6 +183,29 @@ def _opened(place: ObjectPlace) -> Any:
         place.bucket, prefix=place.prefix or None, client_options=client, retry_config=RETRIES,
         **given,
     )  # fmt: skip
+
+
+def opened_site(address: str, last: bool = True) -> tuple[str, Any]:
+    """An address without secrets, and the library's store at it, or without its `last` part.
+
+    Connects to nothing; raises `LoadFailed`.
+    """
+    parts = urlsplit(address)
+    host = parts.netloc.rpartition("@")[2]
+    shown = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+    if not host or parts.query or parts.fragment:
+        raise LoadFailed(f"{shown}: expected https://HOST/PATH/, without a query")
+    client: dict[str, Any] = dict(TIMEOUTS)
+    if parts.scheme == "http":
+        client["allow_http"] = True
+    if parts.username is not None:
+        secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        basic = f"Basic {base64.b64encode(secret).decode()}"
+        client["default_headers"] = {"authorization": basic}
+    with library_errors(shown):
+        url = shown if last else shown.rpartition("/")[0]
+        stores = library().store
+        return shown, stores.HTTPStore.from_url(url, client_options=client, retry_config=RETRIES)
 
 
 class ObjectRemote:

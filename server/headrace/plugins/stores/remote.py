@@ -184,11 +184,14 @@ class StoreCounts:
 class RemoteStore(Store):
     """The models of a place, through the cache."""
 
-    def __init__(self, remote: Remote, options: StoreOptions) -> None:
+    def __init__(
+        self, remote: Remote, options: StoreOptions, counts: "StoreCounts | None" = None
+    ) -> None:
+        """`counts` are the counters of a remote that fetches files by itself."""
         self.address = remote.address
         self.remote = remote
         self.cache: StoreCache = cache_of(options.cache, options.cache_bytes)
-        self.counts = StoreCounts()
+        self.counts = counts or StoreCounts()
         self._offline = options.offline
         self._models: Mapping[str, ModelState] | None = None
         self._attempts: dict[str, Attempts] = {}
@@ -309,7 +312,10 @@ class RemoteStore(Store):
         digests = parse_manifest(contents.manifest) if contents.manifest else {}
         files = {path: file for path, file in contents.files.items() if path != MANIFEST}
         for path in files:
-            _check_path(self.address, name, path)
+            if not is_inside(path):
+                raise LoadFailed(
+                    f"{self.address}: {name}: {path!r} is no path within its directory"
+                )
         known = {
             path: CachedContent(
                 file.digest or self.cache.digest(self._key(name, path, file)), file.size
@@ -525,11 +531,11 @@ def with_digests(
     return RemoteContents(state_of(files), listed, manifest)
 
 
-def _check_path(address: str, name: str, path: str) -> None:
-    """Raise `LoadFailed` for a path that could leave the model's directory."""
+def is_inside(path: str) -> bool:
+    """True for a relative path in its plain form, which cannot leave a directory."""
     parts = PurePosixPath(path).parts
-    if not parts or path != "/".join(parts) or ".." in parts or parts[0] == "/" or "\0" in path:
-        raise LoadFailed(f"{address}: {name}: {path!r} is no path within its directory")
+    plain = bool(parts) and path == "/".join(parts) and "\0" not in path
+    return plain and ".." not in parts and parts[0] != "/"
 
 
 def _other_content(address: str, name: str, path: str) -> str:

@@ -7,16 +7,16 @@ manifest of that digest lists. Any server of files will do; one that sends tags 
 index has changed, and one that does not answer with parts of files cannot offer large ones.
 """
 
-import base64
 import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit, urlunsplit
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.objects import RETRIES, TIMEOUTS, library, library_errors
+from headrace.plugins.stores.archives import SUFFIXES, archive_store
+from headrace.plugins.stores.objects import library, library_errors, opened_site
 from headrace.plugins.stores.remote import (
     ModelState,
     RemoteContents,
@@ -56,23 +56,8 @@ class WebRemote:
 
     def __init__(self, address: str) -> None:
         """Connects to nothing; raises `LoadFailed`."""
-        parts = urlsplit(address)
-        host = parts.netloc.rpartition("@")[2]
-        self.address = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
-        if not host or parts.query or parts.fragment:
-            raise LoadFailed(f"{self.address}: expected https://HOST/PATH/, without a query")
+        self.address, self._store = opened_site(address)
         self._library = library()
-        client: dict[str, Any] = dict(TIMEOUTS)
-        if parts.scheme == "http":
-            client["allow_http"] = True
-        if parts.username is not None:
-            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-            basic = f"Basic {base64.b64encode(secret).decode()}"
-            client["default_headers"] = {"authorization": basic}
-        with library_errors(self.address):
-            self._store = self._library.store.HTTPStore.from_url(
-                self.address, client_options=client, retry_config=RETRIES
-            )
         self._read: tuple[str, dict[str, IndexedModel]] | None = None  # with the tag of the index
 
     def models(self) -> Mapping[str, ModelState]:
@@ -137,5 +122,7 @@ class WebRemote:
 
 
 def web_store(address: str, options: StoreOptions) -> Store:
-    """The store with such an address; raises `LoadFailed`."""
+    """The store with such an address, also of an archive; raises `LoadFailed`."""
+    if urlsplit(address).path.endswith(SUFFIXES):
+        return archive_store(address, options)
     return RemoteStore(WebRemote(address), options)

@@ -1,0 +1,307 @@
+"""Archives on web servers as stores: `https://HOST/PATH/NAME.zip`, `.tar.gz`, `.tgz` or `.tar`.
+
+An archive has one model, named like its file, or a repository of models. It is asked for its tag,
+size and time of change; when those change, it is downloaded in parts, and unpacked as a whole to a
+tree of the cache, from which its models are taken. So a model is complete, and those with the same
+files as before stay loaded.
+
+Unpacking writes plain files alone, at paths below one directory. Everything else is refused: links,
+devices, paths that lead elsewhere, files that are there twice, encrypted ones, and archives that
+unpack to far more than they have.
+"""
+
+import gzip
+import hashlib
+import logging
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path, PurePosixPath
+from threading import Event
+from typing import IO, Any, NamedTuple
+
+from headrace.core.errors import LoadFailed
+from headrace.plugins.stores.cache import PART, PartialFile, StoreCache, cache_of, key_of
+from headrace.plugins.stores.objects import library, library_errors, opened_site
+from headrace.plugins.stores.remote import (
+    ModelState,
+    RemoteContents,
+    RemoteFile,
+    RemoteStore,
+    StoreCounts,
+    Unreached,
+    changing,
+    is_inside,
+    run_all,
+    state_of,
+    with_digests,
+)
+from headrace.repository.layout import model_directories
+from headrace.repository.model_files import MANIFEST, new_manifest
+from headrace.repository.store import Lease, Store, StoreOptions
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = (".zip", ".tar.gz", ".tgz", ".tar")
+MOST_FILES = 100_000
+# Bytes that any archive may unpack to, and times its size that a larger one may.
+PLENTY, MOST_RATIO = 1 << 30, 200
+_CHUNK = 1 << 20
+_TOOLS_OWN = "__MACOSX"  # what macOS adds to archives
+
+
+class RefusedArchive(LoadFailed):
+    """An archive whose content is refused."""
+
+
+class ArchiveMember(NamedTuple):
+    """An entry of an archive: its path; `problem` is why it is refused; `open` is for its bytes."""
+
+    path: str
+    problem: str
+    open: Callable[[], IO[bytes]]
+
+
+def unpack(file: IO[bytes], name: str, directory: Path, most: int) -> None:
+    """Write all files of an archive below a directory, of at most `most` bytes.
+
+    `name` tells its kind by its suffix. Raises `RefusedArchive`, and `LoadFailed` for errors of the
+    disk; files are left behind.
+    """
+    left, count = most, 0
+    try:
+        members = (
+            _of_zip(file) if name.endswith(".zip") else _of_tar(file, name.endswith("gz"), most)
+        )
+        for member in members:
+            path = "/".join(PurePosixPath(member.path).parts)  # without `./` before it
+            if path.partition("/")[0] == _TOOLS_OWN:
+                continue
+            problem = member.problem or ("" if is_inside(path) else "leads out of the archive")
+            count += 1
+            if count > MOST_FILES:
+                raise RefusedArchive(f"it has more than {MOST_FILES} files")
+            if problem:
+                raise RefusedArchive(f"{member.path[:200]!r} {problem}")
+            target = directory / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with member.open() as source, target.open("xb") as copy:
+                while chunk := source.read(_CHUNK):
+                    left -= len(chunk)
+                    if left < 0:
+                        raise RefusedArchive(f"it unpacks to more than {most} bytes")
+                    copy.write(chunk)
+    except FileExistsError as error:
+        raise RefusedArchive(
+            f"{Path(error.filename).relative_to(directory)} is in it twice"
+        ) from error
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise RefusedArchive("a file in it is a directory, too") from error
+    except (
+        zipfile.BadZipFile, tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError,
+        NotImplementedError, RuntimeError, ValueError,
+    ) as error:  # fmt: skip
+        raise RefusedArchive(f"it cannot be unpacked: {error}") from error
+    except OSError as error:  # of the disk: another attempt may succeed
+        raise LoadFailed(f"it cannot be unpacked: {error}") from error
+
+
+def _of_zip(file: IO[bytes]) -> Iterator[ArchiveMember]:
+    with zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            problem = "is encrypted" if info.flag_bits & 1 else ""
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                problem = "is no file"
+            if not info.is_dir():
+                yield ArchiveMember(info.filename, problem, partial(archive.open, info))
+
+
+def _of_tar(file: IO[bytes], packed: bool, most: int) -> Iterator[ArchiveMember]:
+    plain = gzip.GzipFile(fileobj=file) if packed else file
+    with tarfile.open(fileobj=plain, mode="r:") as archive:
+        for info in archive:
+
+            def opened(info: tarfile.TarInfo = info) -> IO[bytes]:
+                found = archive.extractfile(info)
+                assert found is not None, "a file without content. This is a bug."
+                return found
+
+            if not info.isdir():
+                yield ArchiveMember(info.name, "" if info.isreg() else "is no file", opened)
+    # Only the end of the compressed data has its checksum.
+    if packed and not any(not plain.read(_CHUNK) for _ in range(most // _CHUNK + 2)):
+        raise RefusedArchive(f"it unpacks to more than {most} bytes")
+
+
+class FoundArchive(NamedTuple):
+    """An archive as a web server tells of it: bytes, tag, and a text that changes with it."""
+
+    size: int
+    tag: str
+    state: str
+
+
+class UnpackedModel(NamedTuple):
+    """A model of an archive: its directory in the cache, and its files with their digests."""
+
+    directory: Path
+    files: Mapping[str, RemoteFile]
+
+
+class UnpackedArchive(NamedTuple):
+    """An archive in one state: its tree in the cache, and its models."""
+
+    state: str
+    lease: Lease
+    models: Mapping[str, UnpackedModel]
+
+
+class ArchiveRemote:
+    """Models of an archive."""
+
+    def __init__(self, address: str, cache: StoreCache, most: int) -> None:
+        """Connects to nothing; raises `LoadFailed`. `most` are bytes to unpack, or any for 0."""
+        self.address, self._store = opened_site(address, last=False)
+        self.counts = StoreCounts()
+        self._name = self.address.rpartition("/")[2]
+        self._library = library()
+        self._cache, self._most = cache, most
+        self._unpacked: UnpackedArchive | None = None
+        self._refused = ("", "")  # the state of an archive that is refused, and why
+        self._stopped = Event()
+
+    def models(self) -> Mapping[str, ModelState]:
+        """Implements `Remote.models`; unpacks an archive that is not in the cache."""
+        models = self._current().models
+        return {
+            name: ModelState(state_of(files), sum(file.size for file in files.values()))
+            for name, (_, files) in models.items()
+        }
+
+    def contents(self, name: str) -> RemoteContents:
+        """Implements `Remote.contents`."""
+        models = self._current().models
+        if name not in models:
+            raise LoadFailed(f"{self.address}: {name} is not there")
+        directory, files = models[name]
+        if MANIFEST in files:
+            return with_digests(self.address, name, files, (directory / MANIFEST).read_bytes())
+        manifest = new_manifest({path: file.digest for path, file in files.items()})
+        return RemoteContents(state_of(files), files, manifest)
+
+    def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
+        """Implements `Remote.read`, for contents that the cache has lost since."""
+        unpacked = self._unpacked
+        if unpacked is None or name not in unpacked.models:
+            raise changing(self.address, name)
+        try:
+            with (unpacked.models[name].directory / path).open("rb") as opened:
+                opened.seek(start)
+                return opened.read(stop - start)
+        except OSError as error:
+            raise LoadFailed(f"{self.address}: {name}/{path}: {error.strerror}") from error
+
+    def publish(self, name: str, directory: Path, manifest: bytes) -> None:
+        """Implements `Remote.publish`: refused."""
+        raise LoadFailed(f"{self.address} cannot be written: replace the archive as a whole")
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Implements `Remote.watch`: there is no notice of changes."""
+
+    def close(self) -> None:
+        """Implements `Remote.close`."""
+        self._stopped.set()
+
+    def _current(self) -> UnpackedArchive:
+        """The archive as of now, brought if it is another one than before."""
+        found = self._found()
+        if self._refused[0] == found.state:  # it is not fetched again
+            raise Unreached(self._refused[1])
+        if self._unpacked is None or self._unpacked.state != found.state:
+            key = key_of(self.address, found.state)
+            fill = partial(self._fill, found)
+            lease, files = self._cache.bring(key, self.address, fill, self._stopped)
+            listed = {
+                path: RemoteFile(size, digest, digest) for path, (digest, size) in files.items()
+            }
+            self._unpacked = UnpackedArchive(found.state, lease, self._listed(lease.path, listed))
+        return self._unpacked
+
+    def _found(self) -> FoundArchive:
+        with library_errors(self.address):
+            try:
+                told = self._library.head(self._store, self._name)
+            except FileNotFoundError as error:
+                raise Unreached(f"{self.address} cannot be reached: it is not there") from error
+        tag = told["e_tag"] or ""
+        return FoundArchive(told["size"], tag, f"{tag} {told['last_modified']} {told['size']}")
+
+    def _fill(self, found: FoundArchive, directory: Path) -> None:
+        """Download the archive, and unpack it."""
+        self._cache.make_room(found.size)
+        log.info("bringing %s: %d bytes", self.address, found.size)
+        key = key_of(self.address, found.state, "archive")
+        with self._cache.partial(key, found.size, self._stopped) as draft:
+            missing = draft.missing()
+            run_all([partial(self._part, found, draft, *each) for each in missing], self._stopped)
+            if self._found() != found:
+                self._cache.give_up(key)
+                raise LoadFailed(f"{self.address} has changed while it was fetched")
+            most = max(PLENTY, MOST_RATIO * found.size)
+            try:
+                with draft.opened() as file:
+                    unpack(file, self._name, directory, min(most, self._most or most))
+            except RefusedArchive as error:
+                self._refused = found.state, f"{self.address} cannot be used: {error}"
+                raise Unreached(self._refused[1]) from error
+            finally:
+                self._cache.give_up(key)
+
+    def _part(self, found: FoundArchive, draft: PartialFile, start: int, stop: int) -> None:
+        given: dict[str, Any] = {"range": (start, stop)} if found.size > PART else {}
+        if found.tag and not found.tag.startswith("W/"):  # such are never the same
+            given["if_match"] = found.tag
+        with library_errors(self.address):
+            content = bytes(self._library.get(self._store, self._name, options=given).bytes())
+        if len(content) != stop - start:
+            raise LoadFailed(
+                f"{self.address}: {len(content)} bytes came in place of {stop - start}"
+            )
+        draft.write(start, content)
+        self.counts.read_bytes += len(content)
+
+    def _listed(self, root: Path, files: Mapping[str, RemoteFile]) -> Mapping[str, UnpackedModel]:
+        """The models in a tree, by name: the tree itself, or the directories at its top.
+
+        If there is but one directory, which is no model, they are those in it.
+        """
+        found = model_directories(root)
+        if len(found) == 1 and found != [root]:
+            found = model_directories(found[0]) or found
+        if found == [root]:
+            text = (root / MANIFEST).read_bytes()
+            digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
+            suffix = next(filter(self._name.endswith, SUFFIXES))
+            own = dict(files) | {MANIFEST: RemoteFile(len(text), digest, digest)}
+            return {self._name.removesuffix(suffix): UnpackedModel(root, own)}
+        models: dict[str, UnpackedModel] = {}
+        for directory in found:
+            above = f"{directory.relative_to(root)}/"
+            below = {
+                path.removeprefix(above): file
+                for path, file in files.items()
+                if path.startswith(above)
+            }
+            models[directory.name] = UnpackedModel(directory, below)
+        return models
+
+
+def archive_store(address: str, options: StoreOptions) -> Store:
+    """The store with such an address; raises `LoadFailed`."""
+    cache = cache_of(options.cache, options.cache_bytes)
+    remote = ArchiveRemote(address, cache, options.cache_bytes)
+    return RemoteStore(remote, options, remote.counts)
