@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from hashlib import sha256
 from inspect import signature
-from itertools import count
+from itertools import count, filterfalse
 from pathlib import Path
 from secrets import token_hex, token_urlsafe
 from typing import Protocol
@@ -108,13 +108,17 @@ BEHIND_DOORS = [
 FRONT_ENDS = pytest.param("front ends", marks=pytest.mark.slow)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip tests that a proxy cannot pass, with the reason, and leave others to the slow suite.
 
     The default server runs every case. Other carriers run the first case of a test; those with
-    doors of their own run its first case by each client.
+    doors of their own run its first case by each client. A test that opens connections of its own
+    has no case with TLS.
     """
     asked: set[tuple[str, str, object]] = set()
+    impassable = [item for item in items if _plain_with_tls(item)]
+    config.hook.pytest_deselected(items=impassable)
+    items[:] = filterfalse(set(impassable).__contains__, items)
     for item in items:
         if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
             continue
@@ -122,10 +126,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         values = [value for value in params.values() if isinstance(value, str)]
         if "frontends" in values and item.path.stem not in WITH_FRONT_ENDS:
             item.add_marker(pytest.mark.slow)
-        if TLS.intersection(values) and (
-            item.path.stem in RAW or RAW_FIXTURES.intersection(signature(item.obj).parameters)
-        ):
-            item.add_marker(pytest.mark.skip(reason="connects without TLS by itself"))
         if reason := impossible(item.path.stem, item.originalname, values):
             item.add_marker(pytest.mark.skip(reason=reason))
         for carrier in OTHERS.intersection(values):
@@ -134,6 +134,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
                 item.add_marker(pytest.mark.whole)
             asked.add(case)
+
+
+def _plain_with_tls(item: pytest.Item) -> bool:
+    """Whether the carrier has TLS, and the test connects without by itself."""
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return False
+    if TLS.isdisjoint(v for v in item.callspec.params.values() if isinstance(v, str)):
+        return False
+    raw = item.path.stem in RAW or RAW_FIXTURES.intersection(signature(item.obj).parameters)
+    return bool(raw)
 
 
 @pytest.fixture(scope="session")
