@@ -75,11 +75,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def there(
     tmp_path_factory: pytest.TempPathFactory, runs: Path
 ) -> Iterator[tuple[ServerProcess, ServerProcess]]:
-    """Two upstreams of the models."""
+    """Two upstreams of the models, of which the first alone has the model to fail over to."""
     root = tmp_path_factory.mktemp("there")
-    for name in MODELS:
-        write_python_model(root, name, COUNTING, declared(runs))
-    with ServerProcess(root) as one, ServerProcess(root) as other:
+    write_python_model(root / "both", "pool", COUNTING, declared(runs))
+    write_python_model(root / "first", "first_here", COUNTING, declared(runs))
+    with ServerProcess(root / "both", root / "first") as one, ServerProcess(root / "both") as other:
         yield one, other
 
 
@@ -90,14 +90,17 @@ def here(
     tmp_path_factory: pytest.TempPathFactory,
     runs: Path,
 ) -> Iterator[ServerProcess]:
-    root = tmp_path_factory.mktemp("here")
+    root, between = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("between")
     one, other = there
-    write_remote(root, "pool", one.grpc, other.grpc)
-    write_remote(root, "pool_http", one.url, other.url)
+    for folder in (root, between):
+        write_remote(folder, "pool", one.grpc, other.grpc)
+    write_remote(root, "pool_http", one.url, other.url, remote_model="pool")
     fail_over = {"fail_over": f"grpc://{one.grpc}"}
     more = in_config(fail_over)
     write_python_model(root, "first_here", COUNTING, declared(runs, more))
-    write_remote(root, "first_there", one.grpc, fail_over="python", more=declared(runs))
+    write_remote(
+        root, "first_there", one.grpc, fail_over="python", more=declared(runs), remote_model="pool"
+    )
     (root / "first_there" / "1").mkdir()
     (root / "first_there" / "1" / "model.py").write_bytes(
         (root / "first_here" / "1" / "model.py").read_bytes()
@@ -108,7 +111,7 @@ def here(
     (root / "split" / "2").mkdir()
     (root / "split" / "2" / "model.py").write_bytes((root / "split/1/model.py").read_bytes())
     write_python_model(root, "plain", COUNTING, declared(runs))
-    with ServerProcess(root) as middle:
+    with ServerProcess(between) as middle:
         write_remote(root, "chain", middle.grpc, other.grpc, remote_model="pool")
         with clean_server(root, options=CARRIERS[request.param], tracebacks=False) as process:
             yield process
