@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.contract.conftest import FRONT_ENDS
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.table_models import numbers, write_table_models
 
@@ -25,7 +26,7 @@ _LIMIT = 4 << 20
 _FUZZ_SECS = 4.0
 
 
-@pytest.fixture(scope="module", params=["one process", "front ends"])
+@pytest.fixture(scope="module", params=["one process", FRONT_ENDS])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:

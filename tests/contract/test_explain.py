@@ -10,6 +10,7 @@ import pytest
 
 from headrace.client.blocking import Client
 from headrace.plugins.access.keys import NewKey, new_key
+from tests.contract.conftest import FRONT_ENDS
 from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import tensors, write_python_model
@@ -39,7 +40,7 @@ def keys() -> dict[str, NewKey]:
     return {name: new_key() for name in ("all", "watcher", "user")}
 
 
-@pytest.fixture(scope="module", params=["here", "front ends"])
+@pytest.fixture(scope="module", params=["here", FRONT_ENDS])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory,
     keys: dict[str, NewKey],

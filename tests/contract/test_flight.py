@@ -20,6 +20,7 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.plugins.access.keys import new_key
 from tests.contract import graphs
+from tests.contract.conftest import FRONT_ENDS
 from tests.models.onnx_graphs import add_sub, write_model
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.table_models import numbers, write_table_models
@@ -30,7 +31,7 @@ flight = pytest.importorskip("pyarrow.flight")
 _FUZZ_SECS = 4.0
 
 
-@pytest.fixture(scope="module", params=["one process", "front ends"])
+@pytest.fixture(scope="module", params=["one process", FRONT_ENDS])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:

@@ -181,7 +181,10 @@ class Timed(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(answer)
 
 
-@pytest.fixture(scope="module", params=[(), ("--frontends=1",)], ids=["alone", "front end"])
+@pytest.fixture(
+    scope="module", params=[(), pytest.param(("--frontends=1",), marks=pytest.mark.slow)],
+    ids=["alone", "front end"],
+)  # fmt: skip
 def timed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:

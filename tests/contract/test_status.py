@@ -13,6 +13,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.plugins.access.keys import NewKey, new_key
+from tests.contract.conftest import FRONT_ENDS
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.support.http_client import HttpClient
@@ -46,7 +47,7 @@ def keys() -> dict[str, NewKey]:
     return {name: new_key() for name in ("all", "watcher")}
 
 
-@pytest.fixture(scope="module", params=["here", "front ends"])
+@pytest.fixture(scope="module", params=["here", FRONT_ENDS])
 def watched(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory,
     keys: dict[str, NewKey],

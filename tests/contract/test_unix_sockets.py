@@ -71,7 +71,8 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(
     scope="module",
     params=[
-        (), ("--frontends=2",), pytest.param(("--grpc-transport=grpcio",), marks=pytest.mark.slow)
+        (), pytest.param(("--frontends=2",), marks=pytest.mark.slow),
+        pytest.param(("--grpc-transport=grpcio",), marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def running(
@@ -187,7 +188,10 @@ def test_permissions_and_paths(sockets: Sockets, examples: Path) -> None:
     assert not os.path.exists(sockets.http)
 
 
-@pytest.mark.parametrize("options", [(), ("--frontends=2",)], ids=["one process", "front ends"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--frontends=2",), marks=pytest.mark.slow)],
+    ids=["one process", "front ends"],
+)  # fmt: skip
 def test_requests_end_and_newcomers_are_refused(
     options: tuple[str, ...], sockets: Sockets, gates: Gates
 ) -> None:
