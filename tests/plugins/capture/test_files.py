@@ -88,6 +88,20 @@ def test_old_parts_are_removed(tmp_path: Path) -> None:
     assert other.exists()
 
 
+def test_calls_of_a_part_are_not_lost_if_an_older_one_cannot_be_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / f"c-{0:020d}.parquet").mkdir()
+    file = ParquetParts(f"{tmp_path}/c.parquet", 1, 1)
+    for number in range(4):
+        file.write([call(number)])
+    parts = [one for one in sorted(tmp_path.iterdir()) if one.is_file()]
+    assert [ids(one) for one in parts] == [["0"], ["1"], ["2"], ["3"]]
+    assert file.unwritten == 0
+    [logged] = [one.message for one in caplog.records]
+    assert "cannot remove old parts" in logged
+
+
 def test_a_directory_that_is_missing_is_an_error_at_start(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         JsonLines(f"{tmp_path}/no/c.jsonl", 0, 0)

@@ -3,7 +3,8 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, time_ns
 from typing import Any, Protocol
@@ -36,15 +37,35 @@ class RecordWriter(Protocol):
         """Implements `ItemWriter.close`."""
 
 
-class JsonLines:
+class _LossCounter:
+    """The count of calls that could not be written; the log has the first of equal failures."""
+
+    def __init__(self) -> None:
+        self.unwritten = 0
+        self._failing = False
+
+    @contextmanager
+    def _writing(self, path: str | Path, calls: int) -> Iterator[None]:
+        """Count `calls` as lost if the body raises `OSError`."""
+        try:
+            yield
+        except OSError as error:
+            self.unwritten += calls
+            if not self._failing:
+                log.error("cannot write the capture %s: %s", path, error.strerror or error)
+            self._failing = True
+        else:
+            self._failing = False
+
+
+class JsonLines(_LossCounter):
     """A document per line, in a file that is rotated."""
 
     def __init__(self, path: str, max_bytes: int, files: int) -> None:
         """Raises `OSError` if the file cannot be opened."""
-        self.unwritten = 0
+        super().__init__()
         self._path = path
         self._file = RotatingFile(path, max_bytes, files, "the capture")
-        self._failing = False
 
     def write(self, items: Sequence[CapturedCall]) -> None:
         """Write calls; those that cannot be written are counted, and the first one is told."""
@@ -64,18 +85,11 @@ class JsonLines:
     def _write(self, lines: Sequence[bytes]) -> None:
         if not lines:
             return
-        try:
+        with self._writing(self._path, len(lines)):
             self._file.write(b"".join(lines))
-        except OSError as error:
-            self.unwritten += len(lines)
-            if not self._failing:
-                log.error("cannot write the capture %s: %s", self._path, error.strerror)
-            self._failing = True
-        else:
-            self._failing = False
 
 
-class ParquetParts:
+class ParquetParts(_LossCounter):
     """Parquet files beside a path: a part is written whole, under a name of its own, when its
     documents have enough bytes or the first has waited for a minute.
 
@@ -89,7 +103,7 @@ class ParquetParts:
 
         Raises `OSError` if there can be no files.
         """
-        self.unwritten = 0
+        super().__init__()
         self._path = Path(path)
         self._most = max_bytes or _PART_BYTES
         self._files = files
@@ -98,7 +112,7 @@ class ParquetParts:
         self._nbytes = 0
         self._since = 0.0
         self._last = 0
-        self._failing = False
+        self._stuck = False  # the last removal of older parts failed
         if not os.access(self._path.parent, os.W_OK | os.X_OK):
             raise PermissionError(13, "its directory is missing, or cannot be written")
 
@@ -134,18 +148,18 @@ class ParquetParts:
         self._last = max(self._last + 1, time_ns() // 1_000_000)
         whole = self._path.with_name(f"{self._path.stem}-{self._last:020d}{self._path.suffix}")
         partial = whole.with_suffix(".partial")
-        try:
+        with self._writing(whole, len(rows)):
             pq.write_table(pa.Table.from_pylist(rows, schema), partial, compression="zstd")
             partial.chmod(0o600)
             partial.replace(whole)
+        try:
             self._remove_old()
-        except OSError as error:
-            self.unwritten += len(rows)
-            if not self._failing:
-                log.error("cannot write the capture %s: %s", whole, error.strerror or error)
-            self._failing = True
+        except OSError as error:  # older parts stay: no call is lost
+            if not self._stuck:
+                log.error("cannot remove old parts of the capture: %s", error)
+            self._stuck = True
         else:
-            self._failing = False
+            self._stuck = False
 
     def _remove_old(self) -> None:
         if not self._files:
