@@ -15,7 +15,6 @@ from headrace.plugins.explain.replay import (
     SeenRequest,
     alternatives,
     learn_cost,
-    percentile,
     replay,
     seen_requests,
 )
@@ -158,13 +157,6 @@ def test_other_settings_are_those_of_policies() -> None:
     doubled = found[(("max_queue_delay_microseconds", 200),)].policy
     assert doubled == BatchPolicy(8, 200_000, frozenset({4, 8}), keeps_deadlines=True)
     assert found[(("instances", 3),)].instances == 3
-
-
-@pytest.mark.parametrize(("values", "share", "expected"), [
-    ([], 0.99, 0), ([7], 0.99, 7), (range(1, 101), 0.99, 99), (range(1, 1001), 0.5, 500),
-])  # fmt: skip
-def test_percentiles(values: Sequence[int], share: float, expected: int) -> None:
-    assert percentile(values, share) == expected
 
 
 def simulated(

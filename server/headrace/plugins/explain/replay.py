@@ -12,7 +12,7 @@ request of the log is seen when its batch started, if an instance was free and t
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from math import ceil, sqrt
+from math import sqrt
 from typing import Any, NamedTuple
 
 from headrace.scheduling.batch_log import LoggedBatch, LoggedRequest
@@ -182,9 +182,3 @@ def alternatives(
     for number in (instances - 1, instances + 1):
         if number:
             yield Alternative({"instances": number}, policy, number)
-
-
-def percentile(values: Sequence[int], share: float) -> int:
-    """The smallest value that at least such a share of them does not exceed; 0 without any."""
-    ordered = sorted(values)
-    return ordered[max(ceil(share * len(ordered)), 1) - 1] if ordered else 0
