@@ -270,14 +270,15 @@ class StreamedCall(MessageCall):
     """
 
     __slots__ = (
-        "account", "answered", "empty_final", "error", "executing", "found", "messages", "ordered",
-        "paused", "ready", "since", "stream", "waiting",
+        "account", "answered", "charged_model", "empty_final", "error", "executing", "found",
+        "messages", "ordered", "paused", "ready", "since", "stream", "waiting",
     )  # fmt: skip
 
     def __init__(self, stream: "StreamInfer") -> None:
         super().__init__("", "", "", {})
         self.stream = stream
         self.account = stream.account
+        self.charged_model = ""  # by whose name the message was charged when it came
         self.found: Target | None = None
         self.empty_final: tuple[str, str] | None = None
         self.ordered = True
@@ -676,7 +677,8 @@ class StreamInfer:
         try:
             nbytes = check_size(data, self._limit)
             slot.context = context_of(self._client())
-            slot.charge_client(self._account, first_model(data), nbytes)
+            slot.charged_model = first_model(data)
+            slot.charge_client(self._account, slot.charged_model, nbytes)
         except ServerError as error:
             slot.refuse(error)
             return False
@@ -694,7 +696,7 @@ class StreamInfer:
         try:
             message = self._reader.read(data)
             slot.id = message.id
-            if message.model_name != first_model(data):
+            if message.model_name != slot.charged_model:
                 self.count_out(slot)
                 slot.charge_client(self._account, message.model_name, slot.nbytes)
                 slot.executing = True
