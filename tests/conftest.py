@@ -1,10 +1,13 @@
 """Settings of all tests: none may depend on how fast the machine is."""
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from headrace.options import ENV_PREFIX
 
 # Otherwise an example that takes a fifth of a second fails its test, and so does a slow start.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,6 +40,18 @@ LONG = (
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_settings() -> Iterator[None]:
+    """No setting of a server in the environment: servers of tests inherit it.
+
+    Tests read variables of their own, such as HEADRACE_TRITON, when they are collected.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
+            patch.delenv(name)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from headrace.cli import main
-from headrace.options import ENV_PREFIX
 from tests.support.command import write_bad_repository, write_model
 from tests.support.server_process import ServerProcess, clean_server, onnx_examples
 
@@ -31,13 +29,6 @@ class Ended:
 
 
 Headrace = Callable[..., Ended]
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith(ENV_PREFIX):
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True)

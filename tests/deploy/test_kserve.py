@@ -43,7 +43,7 @@ def served(model: Path, folder: Path) -> Iterator[str]:
     log = (folder / "log").open("wb")
     server = subprocess.Popen(
         [sys.executable, "-m", "headrace", *arguments, f"--metrics-port={metrics}"],
-        env={k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")} | given,
+        env=os.environ | given,
         stdout=log, stderr=log,
     )  # fmt: skip
     url = f"http://127.0.0.1:{http}"

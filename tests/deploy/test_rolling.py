@@ -88,7 +88,7 @@ class Pod:
             each["name"]: places.get(each["value"], each["value"]) for each in container["env"]
         }
         self._environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}, **given,
+            **os.environ, **given,
             "HEADRACE_HTTP_PORT": str(self.http), "HEADRACE_GRPC_PORT": str(self.grpc),
             "HEADRACE_METRICS_PORT": str(metrics),
         }  # fmt: skip

@@ -6,7 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,10 +39,9 @@ def run(command: str, folder: Path) -> "subprocess.Popen[bytes]":
     if not (folder / "model_repository" / "simple").exists():
         (folder / "model_repository" / "simple").symlink_to(EXAMPLES / "simple")
     ports = {f"HEADRACE_{name}_PORT": "0" for name in ("HTTP", "GRPC", "METRICS")}
-    own: Mapping[str, str] = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
     with (folder / "output").open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", *shlex.split(command)], cwd=folder, env={**own, **ports},
+            [sys.executable, "-m", *shlex.split(command)], cwd=folder, env=os.environ | ports,
             stdout=output, stderr=output,
         )  # fmt: skip
 

@@ -21,6 +21,7 @@ from tests.support.server_process import clean_server
 
 pytestmark = pytest.mark.slow
 
+_NAMED = os.environ.get("HEADRACE_PERF_ANALYZER")
 _FETCHED = Path(__file__).parents[2] / "build" / "bench" / "perf_analyzer"
 # The shortest measurement; it calls three windows stable, however much they differ.
 _SHORT = ("-p", "250", "-r", "10", "-s", "999")
@@ -28,8 +29,7 @@ _SHORT = ("-p", "250", "-r", "10", "-s", "999")
 
 def find_program() -> str:
     """Path of the program, or "". On PyPI a package of its name holds nothing that could be run."""
-    named = os.environ.get("HEADRACE_PERF_ANALYZER")
-    for candidate in (named, shutil.which("perf_analyzer"), str(_FETCHED)):
+    for candidate in (_NAMED, shutil.which("perf_analyzer"), str(_FETCHED)):
         if not candidate:
             continue
         try:

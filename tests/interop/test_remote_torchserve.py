@@ -22,6 +22,7 @@ from tests.support.started import until_answers
 
 pytestmark = pytest.mark.slow
 
+_PROGRAM = os.environ.get("HEADRACE_TORCHSERVE", "")
 _START_SECS = 120
 _HANDLER = """
 class Handler:
@@ -60,15 +61,14 @@ output { name: "text" data_type: TYPE_STRING dims: [ 1 ] }
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a TorchServe with the model `echo`."""
-    program = os.environ.get("HEADRACE_TORCHSERVE", "")
-    if not program:
+    if not _PROGRAM:
         pytest.skip("HEADRACE_TORCHSERVE does not say where TorchServe is")
     root = tmp_path_factory.mktemp("torchserve")
     (root / "handler.py").write_text(_HANDLER)
     (root / "store").mkdir()
     subprocess.run(
         [
-            Path(program).with_name("torch-model-archiver"), "--model-name=echo", "--version=1.0",
+            Path(_PROGRAM).with_name("torch-model-archiver"), "--model-name=echo", "--version=1.0",
             "--handler=handler.py", "--export-path=store",
         ],
         cwd=root, check=True,
@@ -81,11 +81,11 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"grpc_inference_port={grpc}\ngrpc_management_port={grpc_management}\n"
         "default_workers_per_model=1\n"
     )
-    path = f"{Path(program).parent}:{os.environ['PATH']}"
+    path = f"{Path(_PROGRAM).parent}:{os.environ['PATH']}"
     with (root / "log").open("wb") as file:
         process = subprocess.Popen(
             [
-                program, "--foreground", "--disable-token-auth", "--ts-config=config",
+                _PROGRAM, "--foreground", "--disable-token-auth", "--ts-config=config",
                 "--model-store=store", "--models=echo=echo.mar",
             ],
             cwd=root, stdin=subprocess.DEVNULL, stdout=file, stderr=file,

@@ -534,10 +534,7 @@ class Consumer:
     def start(self) -> None:
         before = self.output.count("ready after") if self._log.exists() else 0
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command, stdout=log, stderr=log,
-                env={k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")},
-            )  # fmt: skip
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
         until(
             lambda: self.output.count("ready after") > before or self.process.poll() is not None,  # type: ignore[union-attr]
             "a consumer",

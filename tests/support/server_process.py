@@ -108,10 +108,9 @@ class ServerProcess:
         until(lambda: text in self.log, f"{text!r} in the log")
 
     def __enter__(self) -> Self:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
         self.process = subprocess.Popen(
             self._command, stdout=subprocess.PIPE, stderr=self._errors, text=True,
-            env=environment | _DEBUGGING | self._environment,
+            env=os.environ | _DEBUGGING | self._environment,
         )  # fmt: skip
         started = threading.Event()
         threading.Thread(target=self._read, args=(started,), daemon=True).start()

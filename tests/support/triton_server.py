@@ -20,6 +20,7 @@ from tests.support.remote import free_ports
 from tests.support.started import until_answers
 
 _FETCHED = Path(__file__).parents[2] / "build" / "bench" / "triton" / "tritonserver"
+_PROGRAM = Path(os.environ.get("HEADRACE_TRITON", _FETCHED))
 _REGION = re.compile(r"triton_python_backend_shm_region_[0-9a-f-]+")
 _START_SECS = 60
 _STOP_SECS = 60
@@ -27,10 +28,9 @@ _STOP_SECS = 60
 
 def real_program() -> Path:
     """Path of the program; the test is skipped without it."""
-    program = Path(os.environ.get("HEADRACE_TRITON", _FETCHED))
-    if not program.is_file():
+    if not _PROGRAM.is_file():
         pytest.skip("Triton is not here; scripts/bench_triton fetches it")
-    return program
+    return _PROGRAM
 
 
 class Triton:
