@@ -4,7 +4,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +15,13 @@ from typing import Any, Self
 from urllib.parse import quote
 
 import httpx
+import pytest
+
+from headrace.cli.program import main
+from headrace.plugins.stores.cache import PART
+from tests.models.onnx_graphs import identity, write_model
+from tests.support.scrape import until
+from tests.support.server_process import ServerProcess, clean_server
 
 BUCKET = "models"
 _SIGNED = {
@@ -146,3 +155,54 @@ class MisbehavingProxy:
         self.let_go.set()
         self._server.shutdown()
         self._server.server_close()
+
+
+class HeldDownload:
+    """A server that is bringing the model `m` from `address`, half of which is here."""
+
+    def __init__(self, server: ServerProcess, address: str, go: Event, loading: Future[Any]):
+        self.server = server
+        self.address = address
+        self._go = go
+        self._loading = loading
+
+    def downloads(self) -> list[dict[str, Any]]:
+        """The downloads of the server's status."""
+        found = httpx.get(f"{self.server.url}/v2/status", trust_env=False).json()["downloads"]
+        return list(found)
+
+    def let_go(self) -> int:
+        """Let the rest come; returns the status of the load request."""
+        self._go.set()
+        return int(self._loading.result().status_code)
+
+
+@contextmanager
+def held_download(site: ObjectStore, folder: Path) -> Iterator[HeldDownload]:
+    """A load whose second part is held back by a proxy, until it is let go."""
+    model = write_model(folder / "site", "m", identity())
+    (model / "1" / "weights").write_bytes(bytes(2 * PART))
+    with pytest.raises(SystemExit) as indexed:
+        main(["models", "index", str(folder / "site")])
+    assert indexed.value.code == 0
+    site.put_directory(folder / "site", "held")
+    go = Event()
+
+    def hold(path: str, status: int, headers: Any, body: bytes) -> tuple[int, bytes]:
+        if any(str(value).startswith(f"bytes {PART}-") for value in headers.values()):
+            go.wait(60)
+        return status, body
+
+    options = (f"--store-cache={folder / 'cache'}", "--model-control-mode=explicit")
+    with MisbehavingProxy(site) as proxy:
+        proxy.change = hold
+        address = f"{proxy.url}/{BUCKET}/held"
+        with clean_server(address, options=options) as server, ThreadPoolExecutor(1) as pool:
+            load = f"{server.url}/v2/repository/models/m/load"
+            loading = pool.submit(httpx.post, load, timeout=120, trust_env=False)
+            held = HeldDownload(server, address, go, loading)
+            try:
+                until(lambda: any(d["fetched_bytes"] > PART for d in held.downloads()), "a part")
+                yield held
+            finally:
+                go.set()

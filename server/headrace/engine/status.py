@@ -123,6 +123,7 @@ async def status(engine: Engine, identity: Identity) -> _Document:
             {"door": door, "operation": operation, "status": code, "count": count}
             for door, operation, code, count in engine.admission.answers.samples() if count
         ],
+        "downloads": list(_downloads(engine, identity)),
         "lost": {
             "log_lines": engine.logs.dropped,
             "audit_entries": sum(engine.audit.lost.values()) if engine.audit else 0,
@@ -217,6 +218,17 @@ def _counts(histogram: Histogram) -> list[int]:
 def _workers(version: ModelVersion) -> Iterator[_Process]:
     pids = version.report.instance_pids
     return (_Process("worker", n, pids[n], version.model, version.name) for n in sorted(pids))
+
+
+def _downloads(engine: Engine, identity: Identity) -> Iterator[_Document]:
+    """Models that are being brought, by their names in their stores; addresses as in `degraded`."""
+    for store in engine.control.catalogue.stores:
+        for each in store.downloads:
+            if identity.may(Permission.OBSERVE, each.model):
+                yield {
+                    "model": each.model, "store": store.address if identity.sees_all else "",
+                    "bytes": each.nbytes, "fetched_bytes": each.done,
+                }  # fmt: skip
 
 
 # --- what is degraded, and why

@@ -7,7 +7,7 @@ be brought; the files of load requests are one; others are plugins, by the schem
 """
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,15 @@ class StoreOptions:
     cache: str = ""
     cache_bytes: int = 0
     offline: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Download:
+    """A model that is being brought: the bytes that were missing, and those of them fetched."""
+
+    model: str
+    nbytes: int
+    done: int = 0
 
 
 class Store:
@@ -100,6 +109,11 @@ class Store:
     def trouble(self) -> str:
         """The reason why the store cannot be asked at present; "" if it can."""
         return ""
+
+    @property
+    def downloads(self) -> Sequence[Download]:
+        """The downloads under way, the first one first. Read on any thread."""
+        return ()
 
     def metrics(self) -> Iterable[Sourced]:
         """Metric families of the store; its samples have the label `store`."""

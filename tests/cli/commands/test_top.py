@@ -50,7 +50,7 @@ def reading(time: float, refused: int, cpu: float, *models: Document, **more: An
     return {
         "time": time, "bounds_seconds": _BOUNDS, "models": list(models), "limits": [limit],
         "server": {"id": "a", "started": 1.0, "ready": True}, "answers": [], "degraded": [],
-        "processes": [{"resident_bytes": 2 << 20, "cpu_seconds": cpu}], **more,
+        "downloads": [], "processes": [{"resident_bytes": 2 << 20, "cpu_seconds": cpu}], **more,
     }  # fmt: skip
 
 
@@ -77,6 +77,7 @@ _AFTER = reading(
     answers=_answers(("http", "200", 9), ("http", "400", 6), ("grpc", "OK", 7),
                      ("grpc", "NOT_FOUND", 2)),
     degraded=[{"kind": "model", "name": "n", "version": "1", "reason": "broken"}],
+    downloads=[{"model": "o", "store": "s3://b", "bytes": 2000, "fetched_bytes": 700}],
 )  # fmt: skip
 _NONE = {"p50": None, "p90": None, "p99": None}
 
@@ -106,7 +107,17 @@ def test_rates_between_two_readings() -> None:
             for door, status, rate in answers
         ],
         "degraded": [{"kind": "model", "name": "n", "version": "1", "reason": "broken"}],
+        "downloads": [{"model": "o", "store": "s3://b", "bytes": 2000, "fetched_bytes": 700,
+                       "bytes_per_second": None}],
     })  # fmt: skip
+
+
+def test_rates_of_downloads() -> None:
+    """Those bytes count that came between the readings, not those that were there before."""
+    [before] = _AFTER["downloads"]
+    later = _AFTER | {"time": 14.0, "downloads": [before | {"fetched_bytes": 1700}]}
+    [found] = activity(_AFTER, later)["server"]["downloads"]
+    assert found["bytes_per_second"] == 500
 
 
 def test_counters_of_a_reloaded_model() -> None:
@@ -185,6 +196,7 @@ SERVER: Document = {
     "ready": True, "requests_per_second": 1241.5, "failures_per_second": 2.25,
     "refused_per_second": 0, "admitted_requests": 12, "admitted_requests_limit": 1000,
     "resident_bytes": 400 * 2**20, "cpu": 0.43, "answers": [], "degraded": [],
+    "downloads": [],
 }  # fmt: skip
 TITLE = "http://127.0.0.1:8000"
 HEAD = """\
@@ -250,6 +262,16 @@ def test_degraded_lines() -> None:
     lines = plain(TITLE, view([model("idle", "1")], degraded=found))
     assert lines[2] == "degraded: model m0 1: broken\\x1b[2J"
     assert lines[7] == "degraded: 7 in all, see headrace status"
+
+
+def test_downloads_stand_above_the_models() -> None:
+    new = {"model": "a\x1b[2J", "fetched_bytes": 0, "bytes": 3 << 30, "bytes_per_second": None}
+    known = {"model": "b", "fetched_bytes": 1 << 30, "bytes": 3 << 30, "bytes_per_second": 5 << 20}
+    lines = plain(TITLE, view([model("idle", "1")], downloads=[new, known]))
+    assert lines[2:4] == [
+        "downloading: a\\x1b[2J, 0 B of 3 GiB, -/s",
+        "downloading: b, 1 GiB of 3 GiB, 5 MiB/s",
+    ]
 
 
 def test_models_on_upstreams() -> None:

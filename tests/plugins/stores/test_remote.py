@@ -124,6 +124,21 @@ def test_a_model_is_brought_whole_and_once(tmp_path: Path) -> None:
     assert next(family.name for family, _ in store.metrics()) == "headrace_store_up"
 
 
+def test_a_download_is_told_while_it_is_under_way(tmp_path: Path) -> None:
+    memory, seen = Memory(m=FILES), list[tuple[str, int, int]]()
+    store = opened(memory, tmp_path)
+
+    def look(path: str, start: int) -> None:
+        seen.extend((each.model, each.nbytes, each.done) for each in store.downloads)
+
+    memory.on_read = look
+    brought(store, "m")
+    nbytes = sum(map(len, FILES.values()))
+    assert {(model, whole) for model, whole, _ in seen} == {("m", nbytes)}
+    assert all(0 <= done < nbytes for _, _, done in seen)
+    assert store.downloads == ()
+
+
 def test_versions_that_stay_are_the_same_files(tmp_path: Path) -> None:
     memory = Memory(m={"1/model.onnx": b"one"})
     store = opened(memory, tmp_path)

@@ -1,6 +1,7 @@
 """Models of a web server: the S3 server of the other tests, asked for plain files."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from headrace.repository.catalogue import open_store
 from headrace.repository.model_files import INDEX, MANIFEST, manifest_of
 from headrace.repository.store import StoreOptions
 from tests.models.onnx_graphs import identity, write_model
-from tests.support.object_store import BUCKET, MisbehavingProxy, ObjectStore
+from tests.support.command import run
+from tests.support.object_store import BUCKET, MisbehavingProxy, ObjectStore, held_download
 from tests.support.scrape import until
 from tests.support.server_process import clean_server
 
@@ -90,6 +92,21 @@ def test_addresses(site: ObjectStore) -> None:
             WebRemote(address)
     with pytest.raises(Unreached, match=f"there is no {INDEX}, which headrace models index writes"):
         WebRemote(f"{site.url}/{BUCKET}/nothing").models()
+
+
+@pytest.mark.slow
+def test_the_progress_of_a_download_is_shown(site: ObjectStore, tmp_path: Path) -> None:
+    with held_download(site, tmp_path) as held:
+        [download] = held.downloads()
+        assert (download["model"], download["store"]) == ("m", held.address)
+        assert PART < download["fetched_bytes"] < 2 * PART < download["bytes"]
+        told = {"HEADRACE_URL": held.server.url}
+        shown = run("status", environment=told).stdout
+        assert re.search(rf"^m +8.00 MiB +16.0 MiB +{held.address}$", shown, re.MULTILINE)
+        top = run("top", "--once", "--interval=0.1", environment=told).stdout
+        assert "downloading: m, 8.00 MiB of 16.0 MiB, 0 B/s\n" in top
+        assert held.let_go() == 200
+        assert held.downloads() == []
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _PROCESSES = ("PROCESS", "PID", "MODEL", "MEMORY", "THREADS", "CPU")
 _LIMITS = ("LIMIT", "USED", "OF", "REFUSED", "OPTION")
+_DOWNLOADS = ("DOWNLOAD", "FETCHED", "OF", "STORE")
 _MODELS = ("MODEL", "VERSION", "STATE", "MEMORY", "THREADS", "INSTANCES")
 _MOST_MODELS = 10  # those with most memory; headrace models list has all
 _BYTES = ("request bytes", "model memory")
@@ -53,6 +54,13 @@ def lines(found: Document) -> Iterator[str]:
     yield ""
     yield from fitted_table(_LIMITS, map(_limit, found["limits"]), "USED OF REFUSED")
     yield ""
+    if found["downloads"]:
+        bytes_of = (
+            (each["model"], size(each["fetched_bytes"]), size(each["bytes"]), each["store"])
+            for each in found["downloads"]
+        )
+        yield from fitted_table(_DOWNLOADS, bytes_of, "FETCHED OF")
+        yield ""
     yield from _models(found["models"])
     if found["certificates"]:
         yield ""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from headrace.client.blocking import Client
 
-_MOST_DEGRADED = 5  # lines
+_MOST = 5  # lines of one kind
 
 
 def more(now: float, before: float) -> float:
@@ -51,7 +51,7 @@ def quantile(counts: Sequence[tuple[float, float]], share: float) -> float | Non
 def activity(before: Document, after: Document, order: str = "requests") -> Document:
     """The document of `--json`, but for the time."""
     if before["server"]["id"] != after["server"]["id"]:  # started again
-        nothing = dict.fromkeys(("models", "answers", "limits", "processes"), ())
+        nothing = dict.fromkeys(("models", "answers", "limits", "processes", "downloads"), ())
         before = {"time": after["server"]["started"], **nothing}
     seconds: float = max(after["time"] - before["time"], 1e-9)
     bounds = [*after["bounds_seconds"], inf]
@@ -97,6 +97,13 @@ def activity(before: Document, after: Document, order: str = "requests") -> Docu
         for each in after["answers"]
         if (rate := more(each["count"], earlier.get(_answer(each), 0)) / seconds)
     ]
+    fetched = {(e["model"], e["store"]): e["fetched_bytes"] for e in before["downloads"]}
+
+    def download(now: Document) -> Document:
+        was = fetched.get((now["model"], now["store"]))
+        rate = None if was is None else more(now["fetched_bytes"], was) / seconds
+        return {**now, "bytes_per_second": rate}
+
     [limit] = (each for each in after["limits"] if each["name"] == "requests")
     refused = next((each["refused"] for each in before["limits"] if each["name"] == "requests"), 0)
     cpu = next((each["cpu_seconds"] for each in before["processes"]), 0.0)
@@ -109,7 +116,7 @@ def activity(before: Document, after: Document, order: str = "requests") -> Docu
         "resident_bytes": own["resident_bytes"],
         "cpu": more(own["cpu_seconds"], cpu) / seconds,
         "answers": sorted(answers, key=lambda answer: -answer["per_second"]),
-        "degraded": after["degraded"],
+        "downloads": [*map(download, after["downloads"])], "degraded": after["degraded"],
     }  # fmt: skip
     return {"seconds": seconds, "server": server, "models": ordered(models, order)}
 
@@ -185,15 +192,22 @@ def summary(title: str, now: Document) -> list[str]:
         if not re.match("[123]|OK$", answer["status"])
     ]
     lines += [f"answered with errors: {', '.join(errors)}"] if errors else []
-    found = server["degraded"]
-    lines += [
-        f"degraded: {' '.join(filter(None, (each['kind'], each['name'], each['version'])))}:"
-        f" {each['reason']}"
-        for each in found[:_MOST_DEGRADED]
-    ]
-    if len(found) > _MOST_DEGRADED:
-        lines.append(f"degraded: {len(found)} in all, see headrace status")
+    lines += _first("downloading", [
+        f"{each['model']}, {size(each['fetched_bytes'])} of {size(each['bytes'])},"
+        f" {size(each['bytes_per_second'])}/s" for each in server["downloads"]
+    ])  # fmt: skip
+    lines += _first("degraded", [
+        f"{' '.join(filter(None, (each['kind'], each['name'], each['version'])))}:"
+        f" {each['reason']}" for each in server["degraded"]
+    ])  # fmt: skip
     return [printable(line) for line in lines]
+
+
+def _first(what: str, found: Sequence[str]) -> list[str]:
+    """Lines of the first ones, and one with the number of all if there are more."""
+    lines = [f"{what}: {each}" for each in found[:_MOST]]
+    more = [f"{what}: {len(found)} in all, see headrace status"] if len(found) > _MOST else []
+    return lines + more
 
 
 def _columns(models: Sequence[Document]) -> list[TopColumn]:

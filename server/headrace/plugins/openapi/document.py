@@ -513,6 +513,9 @@ _STATUS = {
     "answers": _array(
         _record({"door": _TEXT, "operation": _TEXT, "status": _TEXT, "count": _INT})
     ),
+    "downloads": _array(
+        _record({"model": _TEXT, "store": _TEXT, "bytes": _INT, "fetched_bytes": _INT})
+    ),
     "lost": _record({"log_lines": _INT, "audit_entries": _INT}),
     "bounds_seconds": _array(_NUMBER),
     "models": _array(_record(_MODEL_STATUS, *_MODEL_STATUS)),

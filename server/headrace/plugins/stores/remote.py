@@ -35,7 +35,7 @@ from headrace.observability.statistics import Family, Sourced
 from headrace.placement.child_process import Backoff
 from headrace.plugins.stores.cache import PART, CachedContent, StoreCache, cache_of, key_of
 from headrace.repository.model_files import MANIFEST, new_manifest, parse_manifest
-from headrace.repository.store import Lease, Store, StoreOptions
+from headrace.repository.store import Download, Lease, Store, StoreOptions
 
 log = logging.getLogger(__name__)
 
@@ -164,14 +164,6 @@ class Attempts:
         return self.count
 
 
-@dataclass(eq=False)
-class Fetching:
-    """A download under way: the bytes of a model that are to be fetched, and those that are."""
-
-    nbytes: int
-    done: int = 0
-
-
 @dataclass
 class StoreCounts:
     """Counters of a store: `failures` to be asked, or to bring a model."""
@@ -196,7 +188,7 @@ class RemoteStore(Store):
         self._models: Mapping[str, ModelState] | None = None
         self._attempts: dict[str, Attempts] = {}
         self._outage: StoreOutage | None = None
-        self._fetching = set[Fetching]()
+        self._downloads: dict[Download, None] = {}  # in their order
         self._guard = Lock()
         self._stopped = Event()
 
@@ -302,7 +294,12 @@ class RemoteStore(Store):
     @property
     def left_bytes(self) -> int:
         """Bytes of downloads under way that are still to be fetched."""
-        return sum(max(each.nbytes - each.done, 0) for each in tuple(self._fetching))
+        return sum(max(each.nbytes - each.done, 0) for each in self.downloads)
+
+    @property
+    def downloads(self) -> Sequence[Download]:
+        """Implements `Store.downloads`."""
+        return tuple(self._downloads)
 
     def _make(self, key: str, name: str, state: str) -> None:
         """Bring a model, and make its tree in the cache."""
@@ -331,8 +328,8 @@ class RemoteStore(Store):
             "bringing %s from %s: %d files with %d bytes", name, self.address, len(missing), nbytes,
             extra={"model": name},
         )  # fmt: skip
-        with self._progress(name, nbytes) as fetching:
-            for path, digest in self._fetch(name, missing, fetching).items():
+        with self._progress(name, nbytes) as download:
+            for path, digest in self._fetch(name, missing, download).items():
                 known[path] = CachedContent(digest, files[path].size)
                 if not files[path].digest:
                     self.cache.keep_digest(self._key(name, path, files[path]), digest)
@@ -357,13 +354,13 @@ class RemoteStore(Store):
             raise changing(self.address, name)
 
     def _fetch(
-        self, name: str, files: Mapping[str, RemoteFile], fetching: Fetching
+        self, name: str, files: Mapping[str, RemoteFile], download: Download
     ) -> Mapping[str, str]:
         """Fetch files into the cache; returns their digests."""
         found: dict[str, str] = {}
 
         def whole(path: str, file: RemoteFile) -> None:
-            content = self._read(name, path, file, 0, file.size, fetching)
+            content = self._read(name, path, file, 0, file.size, download)
             found[path] = self.cache.put(content)
             if file.digest and found[path] != file.digest:
                 raise LoadFailed(_other_content(self.address, name, path))
@@ -372,21 +369,21 @@ class RemoteStore(Store):
         run_all(small, self._stopped)
         for path, file in files.items():
             if file.size > PART:
-                found[path] = self._fetch_large(name, path, file, fetching)
+                found[path] = self._fetch_large(name, path, file, download)
         return found
 
-    def _fetch_large(self, name: str, path: str, file: RemoteFile, fetching: Fetching) -> str:
+    def _fetch_large(self, name: str, path: str, file: RemoteFile, download: Download) -> str:
         key = self._key(name, path, file)
         with self.cache.partial(key, file.size, self._stopped) as draft:
             missing = draft.missing()
             here = file.size - sum(stop - start for start, stop in missing)
             with self._guard:
-                fetching.done += here
+                download.done += here
             if here:
                 log.info("%s: %s is continued, %d bytes are here", name, path, here)
 
             def part(start: int, stop: int) -> None:
-                draft.write(start, self._read(name, path, file, start, stop, fetching))
+                draft.write(start, self._read(name, path, file, start, stop, download))
 
             run_all([partial(part, *each) for each in missing], self._stopped)
             digest = draft.digest()
@@ -397,7 +394,7 @@ class RemoteStore(Store):
         return digest
 
     def _read(
-        self, name: str, path: str, file: RemoteFile, start: int, stop: int, fetching: Fetching
+        self, name: str, path: str, file: RemoteFile, start: int, stop: int, download: Download
     ) -> bytes:
         """A part of a file, tried several times."""
         for left in reversed(range(_TRIES)):
@@ -414,7 +411,7 @@ class RemoteStore(Store):
                 )
             with self._guard:
                 self.counts.read_bytes += len(found)
-                fetching.done += len(found)
+                download.done += len(found)
             return found
         raise AssertionError("a loop that never ends here. This is a bug.")
 
@@ -435,7 +432,7 @@ class RemoteStore(Store):
             digest = hashlib.sha256()
             for start in range(0, file.size, PART):
                 stop = min(start + PART, file.size)
-                digest.update(self._read(name, path, file, start, stop, Fetching(0)))
+                digest.update(self._read(name, path, file, start, stop, Download(name, 0)))
             if f"sha256:{digest.hexdigest()}" != file.digest:
                 found[path] = f"{path} does not hold what it is to hold"
 
@@ -484,22 +481,22 @@ class RemoteStore(Store):
             log.info("%s can be reached again", self.address)
 
     @contextmanager
-    def _progress(self, name: str, nbytes: int) -> Iterator[Fetching]:
-        """Report the progress of a download: in metrics, and if it takes long in the log."""
-        fetching, done = Fetching(nbytes), Event()
+    def _progress(self, name: str, nbytes: int) -> Iterator[Download]:
+        """Report a download: in metrics and the status, and if it takes long in the log."""
+        download, done = Download(name, nbytes), Event()
 
         def tell() -> None:
             while not done.wait(_TOLD_SECS):
-                share = 100 * fetching.done / nbytes
+                share = 100 * download.done / nbytes
                 log.info("bringing %s: %.0f %%", name, share, extra={"model": name})
 
         if nbytes > PART:
             Thread(target=tell, name=f"progress of {name}", daemon=True).start()
-        self._fetching.add(fetching)
+        self._downloads[download] = None
         try:
-            yield fetching
+            yield download
         finally:
-            self._fetching.discard(fetching)
+            del self._downloads[download]
             done.set()
 
 
