@@ -33,6 +33,8 @@ def test_a_redis_server() -> None:
         (["disk,size=1"], 0, "got 'disk,size'"),
         (["redis,secret=x"], 0, "got 'redis,secret'"),
         (["local,size=1k"], 0, "local,size= must be a whole number, got '1k'"),
+        (["local,size=" + "9" * 5000], 0, "local,size= must be a whole number, got '9999"),
+        (["redis,host=a", "redis,port=-1"], 0, "redis,port= must be a whole number, got '-1'"),
         (["local,size=1", "local,size=2"], 0, "local,size= is given twice"),
         (["local,size=1"], 2, "is the same as --response-cache-byte-size"),
         (["redis,port=1"], 0, "redis,host= is missing"),

@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace.core.texts import shown, whole_number
+
 _LOCAL, _REDIS = "local", "redis"
 _KNOWN: Mapping[str, Sequence[str]] = {
     _LOCAL: ("size",),
     _REDIS: ("host", "port", "user", "password", "db", "tls", "ttl_secs", "timeout_ms"),
 }
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +85,10 @@ def _redis(given: Mapping[str, str]) -> RedisOptions:
 def _number(given: Mapping[str, str], place: str, name: str, default: int) -> int:
     if name not in given:
         return default
-    text = given[name]
-    if not (text.isascii() and text.isdecimal()):
-        raise ValueError(f"{place},{name}= must be a whole number, got {text!r}")
-    return int(text)
+    number = whole_number(given[name], 0, _MOST)
+    if number is None:
+        raise ValueError(f"{place},{name}= must be a whole number, got {shown(given[name])}")
+    return number
 
 
 def _without_value(text: str) -> str:
