@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from headrace.core.errors import InvalidConfig, LoadFailed
+from headrace.core.model_spec import LoadSpec
 from headrace.engine.loading import (
     LoadedVersion,
     Step,
@@ -19,7 +20,7 @@ from headrace.engine.loading import (
     step,
 )
 from headrace.engine.opening import LoadOptions, Opened, open_model
-from headrace.placement.local.onnx import OnnxBackend
+from headrace.placement.local.onnx import OnnxBackend, OnnxModel
 from headrace.placement.worker.python_backend import PythonBackend
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import parse_config
@@ -149,6 +150,37 @@ def test_every_instance_is_warmed_up_also_an_added_one(tmp_path: Path) -> None:
     pids = [instance.model.process.pid for instance in instances]  # type: ignore[attr-defined]
     assert [json.loads(line) for line in lines] == [[pid, [[[0, 0]]]] for pid in pids]
     assert all(instance.memory > 1 << 20 for instance in instances)
+
+
+SAMPLE_FILE = 'input_data_file: "rows"'
+
+
+class Consumed(OnnxBackend):
+    """ONNX models whose sample file is gone once two instances were loaded."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file, self._loaded = file, 0
+
+    def load(self, spec: LoadSpec) -> OnnxModel:
+        self._loaded += 1
+        if self._loaded == 3:
+            self._file.unlink()
+        return super().load(spec)
+
+
+def test_samples_are_read_once_for_all_added_instances(tmp_path: Path) -> None:
+    config = f"max_batch_size: 8 {sample('s', SAMPLE_FILE)}"
+    directory = onnx_graphs.write_model(tmp_path, "m", IDENTITY, config)
+    file = directory / "warmup" / "rows"
+    file.parent.mkdir()
+    file.write_bytes(bytes(8))
+    backends = {"onnxruntime": Consumed(file)}
+    model = open_model(read_model_directory(directory), backends, OPTIONS)
+    complete = load_version(model, 1, OPTIONS).config
+    more = [WantedInstance(f"m_0_{n}", None) for n in (1, 2)]
+    assert len(load_instances(model, 1, complete, more, True, OPTIONS)) == 2
+    assert not file.exists()
 
 
 def test_a_failing_sample_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -285,7 +285,8 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             loaded[:] = [replace(loaded[0], memory=memory, gpu=on_gpu, place=place)]
         for placement in placements[1:]:
             spec = _spec(opened.source, config, version, placement, first_threads, options)
-            loaded.append(_load_copy(opened, spec, config, placement, samples, options))
+            copy, _ = _load_copy(opened, spec, config, placement, samples, options)
+            loaded.append(copy)
     seconds = monotonic() - begun
     origin = opened.origins[version]
     lease = opened.source.lease
@@ -310,10 +311,12 @@ def load_instances(
     """
     threads = 1 if inline else threads_for(len(reading.placements(config)), options.cores)
     loaded: list[LoadedInstance] = []
+    samples: Sequence[Sample] | None = None
     with _closed_on_error(loaded):
         for placement in placements:
             spec = _spec(opened.source, config, version, placement, threads, options)
-            loaded.append(_load_copy(opened, spec, config, placement, None, options))
+            copy, samples = _load_copy(opened, spec, config, placement, samples, options)
+            loaded.append(copy)
     return loaded
 
 
@@ -324,8 +327,11 @@ def _load_copy(
     placement: reading.WantedInstance,
     samples: Sequence[Sample] | None,
     options: LoadOptions,
-) -> LoadedInstance:
-    """Load an instance of a model whose configuration is complete; reads `samples` if None."""
+) -> tuple[LoadedInstance, Sequence[Sample]]:
+    """Load an instance of a model whose configuration is complete.
+
+    Returns its samples, too, which are read if `samples` is None: further copies have the same.
+    """
     wanted = reading.execution(config)
     with _footprint(opened, spec, wanted, options) as taken:
         copy = _load(opened, spec)
@@ -340,7 +346,7 @@ def _load_copy(
             copy.close()
             raise
         place = _place(copy, config, spec.device, options)
-        return LoadedInstance(placement.name, copy, kind, *taken(copy), place)
+        return LoadedInstance(placement.name, copy, kind, *taken(copy), place), samples
 
 
 @contextmanager
