@@ -1,5 +1,6 @@
 """Ragged batches over every transport: requests of different shapes in one run."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,9 +11,9 @@ import pytest
 from headrace.core.errors import InvalidRequest
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
 from tests.models.onnx_graphs import identity, ragged_sums, write_model
-from tests.models.python_models import IDENTITY, tensors, write_python_model
+from tests.models.python_models import SHAPES, execution, tensors, write_python_model
 from tests.models.warmup_models import sample
-from tests.support.client import Client
+from tests.support.client import Answer, Client, strings
 from tests.support.server_process import ServerProcess, clean_server
 
 # Three requests run together: the delay is longer than a test may take.
@@ -33,9 +34,13 @@ SUMS = (
 ROWS_ALONE = (
     f"max_batch_size: 3\n{THREE}{RAGGED}{INDEX}" + tensors("output", ("SUM", "FP32", "1"))
 )  # fmt: skip
-PYTHON = (
-    f'max_batch_size: 3\n{RAGGED.replace("INPUT", "INPUT0")}'
-    + tensors("output", ("OUTPUT0", "FP32", "-1"))
+APART = (
+    f'max_batch_size: 6\n{THREE.replace("size: 3", "size: 6")}{RAGGED.replace("INPUT", "X")}'
+    + tensors("input", ("NOTE", "STRING", "-1")).replace(
+        "dims", "allow_ragged_batch: true optional: true dims"
+    )
+    + tensors("output", ("Y", "FP32", "-1"), ("SEEN", "STRING", "1"))
+    + INDEX.replace('"INPUT"', '"X"')
 )  # fmt: skip
 
 
@@ -47,8 +52,10 @@ def server(
     warm = sample("zeros", "zero_data: true", 3).replace("INPUT0", "INPUT")
     write_model(root, "sums", ragged_sums(), SUMS + warm)
     write_model(root, "rows", ragged_sums(), ROWS_ALONE)
-    write_python_model(root, "python", IDENTITY, PYTHON)
-    with clean_server(root, options=CARRIERS[request.param]) as running:
+    write_python_model(root, "apart", SHAPES, APART)
+    write_python_model(root, "here", SHAPES, APART + execution("thread"))
+    options = (*CARRIERS[request.param], "--allow-in-process-python")
+    with clean_server(root, options=options) as running:
         yield running
 
 
@@ -96,13 +103,40 @@ def test_outputs_by_name(client: Client) -> None:
     assert found == [["SUM"], ["DOUBLED"], ["DOUBLED", "SUM"]]
 
 
-def test_a_python_model_gets_requests_of_one_shape_together(
-    client: Client, server: ServerProcess
+# Beside small requests, one whose data is received in memory that the worker maps.
+@pytest.mark.parametrize("size", [5, 200_000])
+@pytest.mark.parametrize("model", ["apart", "here"])
+def test_a_python_model_gets_each_request_in_its_own_shape(
+    client: Client, model: str, size: int
 ) -> None:
-    for row in ROWS:
-        answer = client.infer("python", {"INPUT0": row})
-        np.testing.assert_array_equal(answer["OUTPUT0"], row)
-    server.await_logged("allow_ragged_batch: has no effect for the backend 'python'")
+    before = executions(client, model)
+    given = [np.arange(2 * n, dtype=np.float32).reshape(2, n) for n in (3, 0, size)]
+    notes: list[list[list[str]]]
+    notes = [[["a", "bcd"], ["", "e"]], [["f"], ["g"]], [[], []]]
+
+    def ask(place: int) -> Answer:
+        if size > 5:  # texts are always copied
+            return client.infer(model, {"X": given[place]})
+        elements = [text.encode() for row in notes[place] for text in row]
+        note = strings(elements, (2, len(elements) // 2))
+        return client.infer(model, {"X": given[place], "NOTE": note})
+
+    with ThreadPoolExecutor(3) as threads:
+        answers = list(threads.map(ask, range(3)))
+    expected: list[dict[str, object]] = [{"X": list(array.shape)} for array in given]
+    if size == 5:
+        expected = [each | {"NOTE": n} for each, n in zip(expected, notes, strict=True)]
+    for array, answer in zip(given, answers, strict=True):
+        np.testing.assert_array_equal(answer["Y"], 2 * array)
+        seen = json.loads(answer["SEEN"][0, 0])
+        assert sorted(seen, key=str) == sorted(expected, key=str)
+    assert executions(client, model) - before == 1
+
+
+def test_computed_inputs_of_python_models_have_no_effect(server: ServerProcess) -> None:
+    text = "batch_input[0]: has no effect: the model gets each request in its own shape"
+    server.await_logged(text)
+    assert "allow_ragged_batch: has no effect" not in server.log
 
 
 def test_computed_inputs_are_not_sent(client: Client) -> None:

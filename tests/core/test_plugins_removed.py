@@ -235,7 +235,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
     "in_process": [
         "test_unix_sockets", "test_ensembles",
         "test_deadlines", "test_grpc_stream", "test_in_process", "test_limits", "test_loose_models",
-        "test_pings", "test_scheduling", "test_unchanged_models", "test_warmup",
+        "test_pings", "test_ragged", "test_scheduling", "test_unchanged_models", "test_warmup",
         "test_generate::test_limits", "test_grpc_transport::test_a_deadline",
         "test_grpc_transport::test_a_message_that_decompresses_beyond_the_limit",
         "test_grpc_transport::test_the_server_enforces_the_deadline",

@@ -36,6 +36,35 @@ IDENTITY = """
 """
 
 
+# It doubles X, and tells with every answer the inputs of all requests of its batch: shapes of
+# numbers, and texts.
+SHAPES = """
+    import json
+
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            seen = [{t.name(): self.shown(t.as_numpy()) for t in r.inputs()} for r in requests]
+            told = json.dumps(seen).encode()
+            return [self.answer(request, told) for request in requests]
+
+        def shown(self, array):
+            if array.dtype != object:
+                return array.shape
+            return [[text.decode() for text in row] for row in array]
+
+        def answer(self, request, told):
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            texts = np.array([[told]] * len(x), object)
+            return pb_utils.InferenceResponse(
+                [pb_utils.Tensor("Y", 2 * x), pb_utils.Tensor("SEEN", texts)]
+            )
+"""
+
+
 def write_python_model(root: Path, name: str, source: str, config: str = "") -> None:
     """A model with one version."""
     folder = root / name / "1"

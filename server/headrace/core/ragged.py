@@ -1,7 +1,8 @@
-"""Ragged batches: inputs of different shapes in one batch, flattened, and what tells them apart.
+"""Ragged batches: inputs of different shapes in one batch, and what tells them apart.
 
-The elements of such an input, of all requests one after the other, are one axis. Computed inputs
-have the requests' sizes, and outputs of such an axis are cut by them. Pure functions of shapes.
+A model with requests gets each input in its request's shape. Any other gets the elements of all
+requests, one after the other, in one axis; computed inputs have the requests' sizes, and outputs of
+such an axis are cut by them. Pure functions of shapes.
 """
 
 import math
@@ -15,6 +16,13 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.tensors import Array, TensorArray, concatenated
 
 _Shape = tuple[int, ...]
+
+
+class RaggedForm(Enum):
+    """The form in which models of a backend get ragged inputs."""
+
+    FLAT = "the elements of all requests in one axis"
+    APART = "one array for each request"
 
 
 class BatchInputKind(Enum):
@@ -59,7 +67,7 @@ class BatchInput:
 @dataclass(frozen=True, slots=True)
 class Ragged:
     """The ragged parts of a signature: `inputs`, `computed` inputs, and outputs with the input
-    whose shapes cut them, `scattered`.
+    whose shapes cut them, `scattered`. Inputs that stay `APART` need neither.
     """
 
     inputs: frozenset[str]

@@ -169,11 +169,12 @@ def complete(opened: Opened, model: Servable, options: LoadOptions) -> ModelConf
     if not config.output and outputs and all(info.datatype is None for info in outputs):
         types = ", ".join(f"'{info.name}' is a {info.type_name}" for info in outputs)
         raise InvalidConfig(f"{file.name}: no output is a tensor of the protocol: {types}")
-    refuse(file, validation.tensor_problems(config, inputs, outputs))
+    ragged = opened.backend.ragged
+    refuse(file, validation.tensor_problems(config, inputs, outputs, ragged))
     if not model.traits.declared_by_code:
         sequences = sequencing(config, opened.backend)  # of what is complete now
         given = _given_config(config, sequences, model)
-        refuse(file, validation.model_problems(given, *model.reported(config)))
+        refuse(file, validation.model_problems(given, *model.reported(config), ragged))
     return config
 
 
@@ -184,9 +185,11 @@ def _given_config(
     return config if sequences is None else sequences.given(model.inputs)
 
 
-def _given(config: ModelConfig, sequences: Sequencing | None, model: Servable) -> Signature:
+def _given(
+    opened: Opened, config: ModelConfig, sequences: Sequencing | None, model: Servable
+) -> Signature:
     """The signature of what the model is given, and gives."""
-    given = reading.signature(_given_config(config, sequences, model))
+    given = reading.signature(_given_config(config, sequences, model), opened.backend.ragged)
     return replace(given, stateful=sequences is not None)
 
 
@@ -251,8 +254,9 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
                     loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
                     first_threads = threads
             sequences = sequencing(config, opened.backend)
-            given = _given(config, sequences, model)
-            shown = given if sequences is None else reading.signature(config)
+            given = _given(opened, config, sequences, model)
+            ragged = opened.backend.ragged
+            shown = given if sequences is None else reading.signature(config, ragged)
             signature = _divided(shown, opened, model, config)
             if not model.traits.reads_parameters:
                 own = frozenset({OPT_OUT} if _is_cached(config, options) else ())
@@ -336,7 +340,7 @@ def _load_copy(
     with _footprint(opened, spec, wanted, options) as taken:
         copy = _load(opened, spec)
         try:
-            given = _given(config, sequencing(config, opened.backend), copy)
+            given = _given(opened, config, sequencing(config, opened.backend), copy)
             if samples is None:
                 samples = read_samples(opened.file, config, given, opened.source.path)
             _begin(opened, copy, config, given, options)

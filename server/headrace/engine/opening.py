@@ -19,6 +19,7 @@ from headrace.core.errors import (
 )
 from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import EnvironmentOptions, IsolationOptions, Used
+from headrace.core.ragged import RaggedForm
 from headrace.core.signature import Signature
 from headrace.engine.caching import ResponseCache
 from headrace.engine.chain import STAGES, StagePlugin
@@ -338,14 +339,23 @@ def _idle_fields(
     if config.response_cache.enable and options.cache is None and not options.elsewhere:
         text = "has no effect: this server has no response cache (--cache-config)"
         yield Problem("response_cache.enable", text)
-    if not reading.may_be_ragged(config):
-        text = f"has no effect for the backend '{config.backend}': shapes run apart"
-        yield from (Problem(path, text) for path in validation.ragged_fields(given))
+    yield from _idle_ragged(given, backend)
     limited = any(group.HasField("rate_limiter") for group in config.instance_group)
     limits = options.limiter is not None and backend.places_instances
     if limited and not (limits or options.elsewhere):
         text = "has no effect without --rate-limit=execution_count, or on other servers"
         yield Problem("instance_group.rate_limiter", text)
+
+
+def _idle_ragged(given: ModelConfig, backend: Backend) -> Iterator[Problem]:
+    if backend.ragged is RaggedForm.FLAT:
+        return
+    for path in validation.ragged_fields(given):
+        if backend.ragged is None:
+            text = f"has no effect for the backend '{given.backend}': shapes run apart"
+            yield Problem(path, text)
+        elif not path.endswith("allow_ragged_batch"):
+            yield Problem(path, "has no effect: the model gets each request in its own shape")
 
 
 def _parameter_warnings(

@@ -179,12 +179,18 @@ _TIMES = Struct("<QQ")  # start and end of the execution, monotonic ns
 unpack_times, TIMES = _TIMES.unpack_from, _TIMES.size  # the start of RESULT's meta
 
 
+SHAPES = "shapes"  # the extra with row shapes by request, of each block without one
+
+
 class Block(NamedTuple):
-    """A tensor of a whole batch: its name, datatype, and the shape of a row (or of all of it)."""
+    """A tensor of a whole batch: its name, datatype, and the shape of a row (or of all of it).
+
+    Without a shape, rows have one of their own in each request: it is among the extras, `SHAPES`.
+    """
 
     name: str
     datatype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
 
 
 class BatchMeta(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.core.model_spec import LoadSpec, Used
 from headrace.core.plugins import PluginGroup
+from headrace.core.ragged import RaggedForm
 from headrace.core.signature import Signature
 from headrace.placement.choice import InstanceKind
 from headrace.placement.loaded import Servable
@@ -43,8 +44,9 @@ class Backend:
     of `suffixes` under another name is accepted, too. Models of an `isolated` backend run in
     processes of their own by default. `places_instances` is true if this server decides on instance
     groups, devices and cores; otherwise upstreams do, which may be absent. `decoupled` is true if
-    models may be decoupled. `parameters` are the known configuration parameters that the backend
-    reads.
+    models may be decoupled. `ragged` is the form in which its models get inputs of different shapes
+    in one batch, None if they get none. `parameters` are the known configuration parameters that
+    the backend reads.
     """
 
     platform: str = ""
@@ -54,6 +56,7 @@ class Backend:
     isolated: bool = False
     places_instances: bool = True
     decoupled: bool = False
+    ragged: RaggedForm | None = None
 
     @property
     def parameters(self) -> Set[str]:

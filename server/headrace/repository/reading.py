@@ -18,7 +18,7 @@ from headrace.core.columns import COLUMNS, columns_by_input
 from headrace.core.datatypes import BY_CONFIG_NUMBER, ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest
 from headrace.core.model_spec import LoadSpec
-from headrace.core.ragged import BatchInput, BatchInputKind, Ragged
+from headrace.core.ragged import BatchInput, BatchInputKind, Ragged, RaggedForm
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, quoted
 from headrace.core.tensors import Array, Tensor, brackets, element_count
 from headrace.core.texts import shown, whole_number
@@ -47,8 +47,8 @@ class WantedInstance:
     by_model: bool = False
 
 
-def signature(config: ModelConfig) -> Signature:
-    """The declared inputs and outputs."""
+def signature(config: ModelConfig, ragged: RaggedForm | None = None) -> Signature:
+    """The declared inputs and outputs; `ragged` is that of the model's backend."""
     strict = _strict_outputs(config)
     columns = columns_by_input(parameter(config, COLUMNS))
     return Signature(
@@ -62,19 +62,16 @@ def signature(config: ModelConfig) -> Signature:
         strict_outputs=strict,
         # As in Triton, where each request of a batch shares its outputs with no other.
         any_rows=not (strict or batches(config)),
-        ragged=_ragged(config),
+        ragged=_ragged(config, ragged),
     )
 
 
-def may_be_ragged(config: ModelConfig) -> bool:
-    """True if batches of the model may be ragged: others get requests of one shape together."""
-    return config.backend == "onnxruntime"
-
-
-def _ragged(config: ModelConfig) -> Ragged | None:
+def _ragged(config: ModelConfig, form: RaggedForm | None) -> Ragged | None:
     inputs = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
+    if form is RaggedForm.APART and inputs and config.max_batch_size:
+        return Ragged(inputs)
     declared = inputs or config.batch_input or config.batch_output
-    if not declared or not may_be_ragged(config):
+    if not declared or form is not RaggedForm.FLAT:
         return None
     computed = tuple(
         BatchInput(

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from headrace.core.columns import COLUMNS, columns_by_input
 from headrace.core.datatypes import BY_CONFIG_NUMBER
 from headrace.core.model_spec import TensorInfo
+from headrace.core.ragged import RaggedForm
 from headrace.core.signature import quoted
 from headrace.core.tensors import brackets
 from headrace.protocol.pb import model_config_pb2 as pb
@@ -25,7 +26,7 @@ from headrace.repository import fail_over
 from headrace.repository.completion import ModelTensor, can_divide, divides, model_dims
 from headrace.repository.config import Problem
 from headrace.repository.fail_over import PARAMETERS as FAIL_OVER
-from headrace.repository.reading import OVERLOAD_DELAY, may_be_ragged
+from headrace.repository.reading import OVERLOAD_DELAY
 
 EFFECTIVE = frozenset(
     {
@@ -153,11 +154,15 @@ def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
 
 
 def tensor_problems(
-    config: ModelConfig, inputs: Sequence[TensorInfo] = (), outputs: Sequence[TensorInfo] = ()
+    config: ModelConfig,
+    inputs: Sequence[TensorInfo] = (),
+    outputs: Sequence[TensorInfo] = (),
+    ragged: RaggedForm | None = None,
 ) -> Iterator[Problem]:
     """Problems of completed `input` and `output`, and of dividing requests.
 
-    `inputs` and `outputs` are those of the loaded model, as far as known.
+    `inputs` and `outputs` are those of the loaded model, as far as known; `ragged` is that of its
+    backend.
     """
     declared: tuple[tuple[str, Sequence[ModelTensor], Sequence[TensorInfo]], ...] = (
         ("input", config.input, inputs),
@@ -175,7 +180,8 @@ def tensor_problems(
             "'on' needs a model that batches, is not decoupled and does not preserve ordering",
         )
     yield from _column_problems(config)
-    yield from _ragged_problems(config)
+    if ragged is not None:
+        yield from _ragged_problems(config, ragged is RaggedForm.FLAT)
     stateful = config.WhichOneof("scheduling_choice") == "sequence_batching"
     if config.response_cache.enable and (stateful or config.model_transaction_policy.decoupled):
         kind = "with sequences" if stateful else "that is decoupled"
@@ -195,15 +201,19 @@ def ragged_fields(config: ModelConfig) -> Iterator[str]:
     yield from (f"batch_output[{index}]" for index in range(len(config.batch_output)))
 
 
-def _ragged_problems(config: ModelConfig) -> Iterator[Problem]:
-    """Problems of ragged inputs, and of what is computed from shapes and cut by them."""
+def _ragged_problems(config: ModelConfig, flat: bool) -> Iterator[Problem]:
+    """Problems of ragged inputs, and of what is computed from shapes and cut by them.
+
+    Unless all requests are one `flat` axis, nothing is computed nor cut, and only fields that no
+    model can have are problems, as in Triton.
+    """
     paths = list(ragged_fields(config))
-    if not paths or not may_be_ragged(config):
+    if not paths:
         return
-    if not config.max_batch_size:
+    if flat and not config.max_batch_size:
         yield Problem(paths[0], "needs a max_batch_size")
     for index, tensor in enumerate(config.input):
-        if tensor.allow_ragged_batch and tensor.HasField("reshape"):
+        if flat and tensor.allow_ragged_batch and tensor.HasField("reshape"):
             path = f"input[{index}].allow_ragged_batch"
             yield Problem(path, "cannot be combined with reshape")
     inputs = {tensor.name: tensor for tensor in config.input}
@@ -215,7 +225,8 @@ def _ragged_problems(config: ModelConfig) -> Iterator[Problem]:
         fixed = computed.data_type in BY_CONFIG_NUMBER and computed.data_type != pb.TYPE_STRING
         if not (computed.data_type in _COUNTED or (as_shape and fixed)):
             yield Problem(f"{path}.data_type", "must be TYPE_INT32 or TYPE_FP32")
-        if taken := [name for name in computed.target_name if name in inputs]:
+        taken = [name for name in computed.target_name if name in inputs]
+        if flat and taken:
             yield Problem(f"{path}.target_name", f"'{taken[0]}' is an input of requests")
         if not computed.target_name:
             yield Problem(f"{path}.target_name", "is missing")
@@ -226,6 +237,8 @@ def _ragged_problems(config: ModelConfig) -> Iterator[Problem]:
         for name in cut.target_name:
             if name not in outputs:
                 yield Problem(f"{path}.target_name", f"there is no output '{name}'")
+            elif not flat:
+                continue
             elif outputs[name].HasField("reshape"):
                 yield Problem(f"{path}.target_name", f"'{name}' cannot be combined with reshape")
             elif source is not None and len(source.dims) != len(outputs[name].dims):
@@ -269,16 +282,21 @@ def _column_problems(config: ModelConfig) -> Iterator[Problem]:
 
 
 def model_problems(
-    config: ModelConfig, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
+    config: ModelConfig,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    ragged: RaggedForm | None = None,
 ) -> Iterator[Problem]:
-    """Contradictions between `config` and the loaded model."""
+    """Contradictions between `config` and the loaded model; `ragged` is that of its backend."""
     lead = 1 if config.max_batch_size > 0 else 0
     groups: tuple[tuple[str, Sequence[ModelTensor], Sequence[TensorInfo]], ...] = (
         ("input", config.input, inputs),
         ("output", config.output, outputs),
     )
-    flat = {tensor.name for tensor in config.input if tensor.allow_ragged_batch}
-    flat.update(name for cut in config.batch_output for name in cut.target_name)
+    flat: set[str] = set()
+    if ragged is RaggedForm.FLAT:
+        flat.update(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
+        flat.update(name for cut in config.batch_output for name in cut.target_name)
     for path, tensors, infos in groups:
         by_name = {info.name: info for info in infos}
         for index, tensor in enumerate(tensors):

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import accumulate
 from struct import Struct
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from headrace.ipc.frames import (
     PLACED,
     PLAIN,
     RESULT,
+    SHAPES,
     Block,
     BrokenFrame,
     FrameKind,
@@ -122,7 +123,9 @@ class BatchForm:
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.batches: bool = document["batches"]
-        self.inputs = [Block(n, d, tuple(s)) for n, d, s in document["inputs"]]
+        self.inputs = [
+            Block(n, d, None if s is None else tuple(s)) for n, d, s in document["inputs"]
+        ]
         self.outputs: list[str] = document["outputs"]
 
 
@@ -147,20 +150,56 @@ class Layout:
         self.batches, self.outputs, self.rows = form.batches, form.outputs, rows
         lead = (sum(rows),) if form.batches else ()
         self.inputs = [
-            _place(block.name, block.datatype, (*lead, *block.shape), start, nbytes)
+            _place(block, lead, start, nbytes)
             for block, start, nbytes in zip(form.inputs, offsets(sizes, total), sizes, strict=True)
         ]
+        self.apart = [block.shape is None for block in form.inputs]
+        self.mixed = any(self.apart)  # requests have row shapes of their own
         self.parts: list[slice | None] = [None] * len(rows)  # slices of the rows; None for all rows
         if form.batches and len(rows) > 1:
             ends = list(accumulate(rows))
             self.parts = list(map(slice, [0, *ends], ends))
 
+    def shapes(self, told: Sequence[Sequence[Sequence[int]]]) -> Iterator[list[tuple[int, ...]]]:
+        """The shapes of each input, by request; `told` has the row shapes of those `apart`."""
+        following = iter(told)
+        for place, apart in zip(self.inputs, self.apart, strict=True):
+            if apart:
+                given = zip(self.rows, next(following), strict=True)
+                yield [(rows, *map(int, shape)) for rows, shape in given]
+            elif self.batches:
+                yield [(rows, *place.shape[1:]) for rows in self.rows]
+            else:
+                yield [place.shape for _ in self.rows]
 
-def _place(name: str, datatype: str, shape: tuple[int, ...], start: int, nbytes: int) -> InputPlace:
+
+def _place(block: Block, lead: tuple[int, ...], start: int, nbytes: int) -> InputPlace:
+    name, datatype, row = block
     dtype = None if datatype == "BYTES" else DTYPES.get(datatype) or BITS[datatype]
-    if dtype is not None and math.prod(shape) * dtype.itemsize != nbytes:
+    shape = lead if row is None else (*lead, *row)
+    if dtype is not None and row is not None and math.prod(shape) * dtype.itemsize != nbytes:
         raise BrokenFrame(f"{nbytes} bytes for {datatype} of shape {list(shape)}")
     return InputPlace(name, datatype, dtype, shape, start, nbytes)
+
+
+def _apart(layout: Layout, told: Any, data: Buffer) -> list[list[Any]]:
+    """For each request its inputs, which follow each other in the data; raises `BrokenFrame`.
+
+    `told` are row shapes, as of `Layout.shapes`.
+    """
+    arrays: list[list[Any]] = [[] for _ in layout.rows]
+    for place, shapes in zip(layout.inputs, layout.shapes(told), strict=True):
+        counts = [math.prod(shape) for shape in shapes]
+        raw = memoryview(data)[place.start : place.start + place.nbytes]
+        if place.dtype is None:
+            flat = decode_bytes(raw, (sum(counts),))
+        elif sum(counts) * place.dtype.itemsize == place.nbytes:
+            flat = np.frombuffer(raw, place.dtype)
+        else:
+            raise BrokenFrame(f"{place.nbytes} bytes for {place.datatype} of shapes {shapes}")
+        for end, count, shape, own in zip(accumulate(counts), counts, shapes, arrays, strict=True):
+            own.append(flat[end - count : end].reshape(shape))
+    return arrays
 
 
 class Batches:
@@ -205,8 +244,13 @@ class Batches:
                 extras = json.loads(told)
         arrays = []
         parts = layout.parts
+        own: list[list[Any]] | None = None  # the inputs of each request, if it has own arrays
         if places is not None:
-            placed = self._placed(header.number, layout, places, data)
+            own_shapes = extras.pop(SHAPES) if layout.mixed else ()
+            own = self._placed(header.number, layout, own_shapes, places, data)
+        elif layout.mixed:
+            own = _apart(layout, extras.pop(SHAPES), data)
+        if own is not None:
             parts = [None] * len(parts)
         else:
             for _, _, dtype, shape, start, nbytes in layout.inputs:
@@ -216,8 +260,8 @@ class Batches:
                     arrays.append(np.ndarray(shape, dtype, data, start))
         requests: list[InferenceRequest] = []
         for index, part in enumerate(parts):
-            if places is not None:
-                arrays = placed[index]
+            if own is not None:
+                arrays = own[index]
             tensors: list[Tensor] = []
             for place, array in zip(layout.inputs, arrays, strict=True):
                 # `received`, inlined to save a Python call per tensor.
@@ -234,18 +278,21 @@ class Batches:
         return layout, requests
 
     def _placed(
-        self, slot: int, layout: Layout, places: Sequence[tuple[int, int]], beside: Buffer
-    ) -> list[list[Any]]:
-        """For each request its inputs, where the server has received them."""
+        self, slot: int, layout: Layout, told: Any, places: Sequence[tuple[int, int]],
+        beside: Buffer,
+    ) -> list[list[Any]]:  # fmt: skip
+        """For each request its inputs, where the server has received them.
+
+        `told` are row shapes, as of `Layout.shapes`.
+        """
         blocks = self._link.shared.borrow(slot, [number for number, _ in places])
         blocks[0] = beside
         given = iter(places)
         arrays: list[list[Any]] = [[] for _ in layout.rows]
-        for _, _, dtype, shape, _, _ in layout.inputs:
-            for rows, own in zip(layout.rows, arrays, strict=True):
+        for place, shapes in zip(layout.inputs, layout.shapes(told), strict=True):
+            for shape, own in zip(shapes, arrays, strict=True):
                 number, start = next(given)
-                shaped = (rows, *shape[1:]) if layout.batches else shape
-                own.append(np.ndarray(shaped, dtype, blocks[number], start))
+                own.append(np.ndarray(shape, place.dtype, blocks[number], start))
         return arrays
 
     def _layout(self, repeated: bytes, size: int) -> Layout:

@@ -2,19 +2,29 @@
 
 import json
 import sys
+from collections.abc import Sequence
+from socket import socketpair
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace.core.call import Timing
+from headrace.core.call import Call, Timing
 from headrace.core.datatypes import Datatype
+from headrace.core.ragged import Ragged
 from headrace.core.signature import Signature, TensorSpec
+from headrace.core.tensors import Array, Tensor
 from headrace.ipc.elements import Buffer, join
-from headrace.ipc.frames import BrokenFrame, result_struct
+from headrace.ipc.frames import BrokenFrame, FrameKind, Header, result_struct
 from headrace.placement.worker.batch_frames import BatchFrames, one_answer
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.v2_json import decode_infer
 from headrace.protocol.v2_protobuf import InferReader, InferWriter
 from headrace.scheduling.batch import Batch, Part
+from headrace.workers.batches import Batches
+from headrace.workers.channel import WorkerChannel
+from headrace.workers.session import Session
 from tests.scheduling.fakes import Bench, entered
 
 COUNT = 100_000
@@ -132,3 +142,72 @@ def test_a_result_of_a_known_layout_is_checked_against_its_own_data() -> None:
     batch.rows = 2
     with pytest.raises(ValueError, match="8 bytes for FP32"):
         frames.result(0, batch, meta, bytes(16), 8)
+
+
+RAGGED = Signature(
+    "m",
+    64,
+    (
+        TensorSpec("X", Datatype.FP32, (-1,)),
+        TensorSpec("T", Datatype.BYTES, (-1,)),
+        TensorSpec("G", Datatype.UINT8, (-1, 2), reshape=(2, -1)),
+        TensorSpec("F", Datatype.INT64, (3,)),
+    ),
+    (TensorSpec("Y", Datatype.FP32, (-1,)),),
+    ragged=Ragged(frozenset({"X", "T", "G"})),
+)
+Sizes = tuple[int, int, int, int]  # rows, and the sizes of X, T and G
+
+
+def ragged_call(sizes: Sizes, number: int) -> Call:
+    """A request with values that occur in no other."""
+    rows, x, t, g = sizes
+    texts = np.empty((rows, t), object)
+    texts[...] = [[f"{number}-{row}-{n}".encode() for n in range(t)] for row in range(rows)]
+    arrays: list[Array] = [
+        np.arange(rows * x, dtype=np.float32).reshape(rows, x) + 100 * number,
+        texts,
+        np.arange(rows * g * 2, dtype=np.uint8).reshape(rows, g, 2),
+        np.full((rows, 3), number, np.int64),
+    ]
+    inputs = {
+        spec.name: Tensor(spec.name, spec.datatype, array)
+        for spec, array in zip(RAGGED.inputs, arrays, strict=True)
+    }
+    return Call("m", "", f"id{number}", inputs, (), {"n": number} if number % 2 else {})
+
+
+@given(st.lists(st.lists(st.tuples(*[st.integers(1, 3)], *[st.integers(0, 3)] * 3), min_size=1,
+                         max_size=4), min_size=1, max_size=4))  # fmt: skip
+def test_each_request_of_a_ragged_batch_arrives_in_its_own_shape(
+    plan: Sequence[Sequence[Sizes]],
+) -> None:
+    """Some batches in a row, which share forms and layouts, against the requests themselves."""
+    told: list[bytes] = []
+    frames, bench = BatchFrames(RAGGED, told.append), Bench()
+    ours, theirs = socketpair()
+    with ours, theirs:
+        channel = WorkerChannel(theirs)
+        batches, session = Batches(channel, False, ["Y"]), Session(channel, lambda form: None)
+        for sizes in plan:
+            calls = [
+                entered(call, RAGGED.check(call), RAGGED.batch_key(call), 0, bench.batcher)
+                for number, each in enumerate(sizes)
+                for call in [ragged_call(each, number)]
+            ]
+            assert len({call.key for call in calls}) == 1
+            meta, pieces, size = frames.pack(Batch(RAGGED, calls), 7)
+            while told:
+                batches.add_form(json.loads(told.pop(0)))
+            header = Header(FrameKind.EXECUTE, 0, 0, len(meta), size)
+            _, requests = batches.requests(header, meta, b"".join(pieces), session)
+            assert [request.request_id() for request in requests] == [call.id for call in calls]
+            for call, request in zip(calls, requests, strict=True):
+                assert json.loads(request.parameters() or "{}") == call.parameters
+                assert [tensor.name() for tensor in request.inputs()] == list(call.inputs)
+                for tensor in request.inputs():
+                    array = np.asarray(call.inputs[tensor.name()].array)
+                    if tensor.name() == "G":
+                        array = array.reshape(len(array), 2, -1)
+                    np.testing.assert_array_equal(tensor.as_numpy(), array)
+                    assert tensor.as_numpy().shape == array.shape

@@ -55,6 +55,36 @@ def test_a_batch_is_one_call() -> None:
     assert scored(np.array(["ab"])).score.tolist() == [2]
 
 
+@model(max_batch_size=8)
+def summed(x: Float32[N, Width]) -> Float32[N]:
+    CALLS.append(x.shape)
+    total: Float32[N] = x.sum(axis=1)
+    return total
+
+
+def test_requests_of_a_ragged_batch_have_a_call_by_shape() -> None:
+    shapes = [(1, 3), (2, 2), (1, 2), (0, 3), (1, 0)]
+    requests = [Request(x=np.full(shape, n + 1, np.float32)) for n, shape in enumerate(shapes)]
+    answers = [values(response)["output"] for response in started(summed).execute(requests)]
+    assert answers == [[3], [4, 4], [6], [], [0]]
+    assert CALLS == [(1, 3), (3, 2), (1, 0)]
+
+
+@model(max_batch_size=8)
+def numbered(x: Float32[N, Width], contexts: list[Context]) -> Float32[N]:
+    CALLS.append([one.request_id for one in contexts])
+    total: Float32[N] = x.sum(axis=1)
+    return total
+
+
+def test_a_ragged_batch_has_the_contexts_of_each_call() -> None:
+    requests = [Request(x=np.ones(shape, np.float32)) for shape in ((1, 3), (2, 2), (1, 3))]
+    for number, request in enumerate(requests):
+        request.id = str(number)
+    started(numbered).execute(requests)
+    assert CALLS == [["0", "2"], ["1", "1"]]
+
+
 def test_bad_text_is_the_error_of_its_request() -> None:
     bad = np.array([b"\xff"], object)
     first, second = started(scored).execute([Request(text=bad), Request(text=["b"])])

@@ -17,6 +17,7 @@ from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
+from headrace.core.ragged import RaggedForm
 from headrace.core.tensors import Array, TensorArray
 from headrace.ipc.elements import FEW, join, object_array
 from headrace.placement.backend import Backend, BackendContext
@@ -255,6 +256,7 @@ class OnnxBackend(Backend):
     default_filename = "model.onnx"
     filenames: tuple[str, ...] = (default_filename,)
     suffixes: tuple[str, ...] = (".onnx",)
+    ragged = RaggedForm.FLAT
 
     def __init__(self, gpus: Gpus | None = None) -> None:
         """`gpus` are the usable GPUs, by default all of this process."""

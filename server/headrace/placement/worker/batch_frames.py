@@ -23,11 +23,12 @@ from headrace.core.errors import (
     Unknown,
     Unsupported,
 )
-from headrace.core.signature import Signature, reshaped
+from headrace.core.signature import Signature, TensorSpec, reshaped
 from headrace.core.tensors import Array, Tensor, TensorArray, raw_bytes
 from headrace.ipc.elements import Buffer, walk
 from headrace.ipc.frames import (
     ALIGNMENT,
+    SHAPES,
     TIMES,
     BrokenFrame,
     batch_struct,
@@ -50,10 +51,14 @@ ERRORS: Sequence[type[ServerError]] = (
 
 
 class _Plan(NamedTuple):
-    """The form of a batch: its number, and the inputs; True for numbers, False for BYTES."""
+    """The form of a batch: its number, and the inputs; True for numbers, False for BYTES.
+
+    Rows of the inputs `apart` have a shape of their own in each request.
+    """
 
     form: int
     inputs: list[tuple[str, bool]]
+    apart: Sequence[TensorSpec] = ()
 
 
 class _Place(NamedTuple):
@@ -123,7 +128,7 @@ class BatchFrames:
             sizes.append(total - begin)
         rows: list[int] = []
         ids: list[str] = []
-        extras: dict[int, dict[str, object]] = {}  # special fields of requests, by index
+        extras: dict[int | str, object] = {}  # special fields of requests, by index
         for index, call in enumerate(calls):
             rows.append(call.rows)
             if call.id:
@@ -135,6 +140,8 @@ class BatchFrames:
                 or (call.context is not NO_CONTEXT and call.context.told)
             ) and (special := special_of(call)):
                 extras[index] = special
+        if plan.apart:
+            extras[SHAPES] = [[self._row(call, spec) for call in calls] for spec in plan.apart]
         names = pack_ids(ids) if ids else b""
         told = json.dumps(extras).encode() if extras else b""
         meta = batch_struct(len(rows), len(sizes)).pack(
@@ -150,17 +157,23 @@ class BatchFrames:
         """The plan for batches of this form; a new form is sent to the worker."""
         signature = self._signature
         lead = 1 if signature.batches else 0
+        apart = _apart(signature, batch.calls)
         # Row shapes also tell which inputs are present, since optional ones may be absent.
-        key = (
+        key: tuple[object, ...] = (
             batch.outputs if batch.outputs is not signature.outputs else None,
             *[inputs[n].array.shape[lead:] if n in inputs else None for n in self._names],
         )
+        if apart:
+            rows = zip(signature.inputs, key[1:], strict=True)
+            key = key[0], *["apart" if spec in apart else row for spec, row in rows]
         plan = self._plans.get(key)
         if plan is not None:
             return plan
-        heads: list[tuple[str, Datatype, tuple[int, ...]]] = []
+        heads: list[tuple[str, Datatype, tuple[int, ...] | None]] = []
         for spec in signature.inputs:
-            if spec.name in inputs:  # present for all calls, or for none, due to the batch key
+            if spec in apart:
+                heads.append((spec.name, spec.datatype, None))
+            elif spec.name in inputs:  # for all calls, or for none, due to the batch key
                 array = reshaped(inputs[spec.name].array, spec, signature.batches, to_model=True)
                 heads.append((spec.name, spec.datatype, array.shape[lead:]))
         if len(self._plans) >= _FORMS:
@@ -174,11 +187,16 @@ class BatchFrames:
         }  # fmt: skip
         self._tell(json.dumps(document).encode())
         plan = self._plans[key] = _Plan(
-            form, [(name, datatype is not Datatype.BYTES) for name, datatype, _ in heads]
+            form, [(name, datatype is not Datatype.BYTES) for name, datatype, _ in heads], apart
         )
-        if signature.uniform and batch.outputs is signature.outputs:
+        if signature.uniform and signature.ragged is None and batch.outputs is signature.outputs:
             self._usual = plan
         return plan
+
+    def _row(self, call: Call, spec: TensorSpec) -> tuple[int, ...]:
+        """The shape of a row as the model sees it."""
+        array = call.inputs[spec.name].array
+        return reshaped(array, spec, self._signature.batches, to_model=True).shape[1:]
 
     def result(self, sent: int, batch: Batch, meta: bytes, data: Buffer, size: int) -> Outcome:
         """The outcome of a batch with uniform responses; malformed frames raise any exception."""
@@ -226,6 +244,19 @@ class BatchFrames:
             raise BrokenFrame("a wrong number of responses")
         began, ended = _possible(sent, document["began"], document["ended"])
         return Outcome((), None, began, began, ended, parts)
+
+
+def _apart(signature: Signature, calls: Sequence[Call]) -> Sequence[TensorSpec]:
+    """The ragged inputs that have different shapes in these requests."""
+    if signature.ragged is None or len(calls) == 1:
+        return ()
+    ragged, first = signature.ragged.inputs, calls[0].inputs
+    return [
+        spec
+        for spec in signature.inputs
+        if spec.name in ragged and spec.name in first
+        if len({call.inputs[spec.name].array.shape[1:] for call in calls}) > 1
+    ]
 
 
 def one_answer(document: dict[str, Any], data: Buffer, size: int) -> Part | ServerError:

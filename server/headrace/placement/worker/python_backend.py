@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.core.errors import InvalidOption
 from headrace.core.model_spec import LoadSpec
 from headrace.core.plugins import OptionalPart
+from headrace.core.ragged import RaggedForm
 from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.choice import IN_PROCESS
 from headrace.placement.loaded import Servable
@@ -36,6 +37,7 @@ class PythonBackend(Backend):
 
     isolated = True
     decoupled = True
+    ragged: RaggedForm | None = RaggedForm.APART
 
     def __init__(
         self,

@@ -61,13 +61,15 @@ class CallPlan:
     """The calls for a list of requests.
 
     `refused` has, for each request, its response if it gets no call, or None; `rows` the number of
-    rows of each of the others, and `sizes` the sizes of its named dimensions.
+    rows of each of the others, and `sizes` the sizes of its named dimensions. For a function of
+    batches, `groups` has the places of these others by call: ragged ones have a call by row shape.
     """
 
     refused: list[pb.InferenceResponse | None] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     sizes: list[dict[str, int]] = field(default_factory=list)
     calls: list[Arguments] = field(default_factory=list)
+    groups: list[list[int]] = field(default_factory=list)
 
 
 class Calls:
@@ -98,8 +100,10 @@ class Calls:
             plan.sizes.append(sizes)
             found.append(arrays)
             accepted.append(request)
-        if self._signature.mode is CallMode.BATCH and found:
-            plan.calls.append(self._arguments(_joined(found)))
+        if self._signature.mode is CallMode.BATCH:
+            for group in _alike(found):
+                plan.groups.append(group)
+                plan.calls.append(self._arguments(_joined([found[place] for place in group])))
         elif self._signature.mode is CallMode.ROW:
             for arrays, rows in zip(found, plan.rows, strict=True):
                 plan.calls.extend(self._row_arguments(arrays, rows))
@@ -136,11 +140,11 @@ class Calls:
         """Add the contexts of requests to the calls."""
         name = self._signature.context
         contexts = [Context(r.request_id(), json.loads(r.parameters())) for r in requests]
-        each = [one for one, rows in zip(contexts, plan.rows, strict=True) for _ in range(rows)]
         if self._signature.mode is CallMode.BATCH:
-            for arguments in plan.calls:  # one call, unless all requests are refused
-                arguments[name] = each
+            for arguments, group in zip(plan.calls, plan.groups, strict=True):
+                arguments[name] = [contexts[n] for n in group for _ in range(plan.rows[n])]
             return
+        each = [one for one, rows in zip(contexts, plan.rows, strict=True) for _ in range(rows)]
         for arguments, one in zip(plan.calls, each, strict=True):
             arguments[name] = one
 
@@ -190,16 +194,18 @@ class Calls:
     # --- results
 
     def _split(self, plan: CallPlan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
-        """Divide the result of a batch's single call between its requests."""
-        if not results:
-            return []
-        arrays = self._results(results[0], sum(plan.rows), plan.sizes[0])
-        responses, first = [], 0
-        for count in plan.rows:
-            part = {name: array[first : first + count] for name, array in arrays.items()}
-            responses.append(self._response(part))
-            first += count
-        return responses
+        """Divide the result of each of a batch's calls between its requests."""
+        responses: dict[int, pb.InferenceResponse] = {}
+        for group, result in zip(plan.groups, results, strict=True):
+            rows = sum(plan.rows[place] for place in group)
+            arrays = self._results(result, rows, plan.sizes[group[0]])
+            first = 0
+            for place in group:
+                last = first + plan.rows[place]
+                part = {name: array[first:last] for name, array in arrays.items()}
+                responses[place] = self._response(part)
+                first = last
+        return [responses[place] for place in range(len(responses))]
 
     def _gathered(self, plan: CallPlan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
         """Gather the results of rows by request."""
@@ -318,6 +324,15 @@ def _check_single(declared: Tensor, values: Sequence[Any], where: str) -> None:
 
 def _wrong_rows(where: str, got: int, expected: int) -> str:
     return f"{where} has {got} rows for the {expected} rows that the function was called with"
+
+
+def _alike(found: Sequence[Mapping[str, Array]]) -> Iterable[list[int]]:
+    """The places of requests whose rows have the same shapes."""
+    groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for place, arrays in enumerate(found):
+        key = tuple(array.shape[1:] for array in arrays.values())
+        groups.setdefault(key, []).append(place)
+    return groups.values()
 
 
 def _joined(found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

@@ -61,6 +61,8 @@ FORMATS: Mapping[str, Format] = {
 class ArtefactBackend(PythonBackend):
     """Runs the models of one library in workers."""
 
+    ragged = None  # all rows of a batch are one matrix
+
     def __init__(self, name: str, trusted: bool = False) -> None:
         """`trusted` applies to all models, whatever their configurations say."""
         found = FORMATS[name]
