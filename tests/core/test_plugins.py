@@ -18,7 +18,7 @@ from headrace.core.plugins import OWN, PARTS, OptionalPart, PluginGroup, all_plu
 from headrace.doors import clients, server
 from headrace.doors.door import DOORS
 from headrace.doors.http.app import PAGES
-from headrace.engine import sequencing
+from headrace.engine import padding, sequencing
 from headrace.engine.chain import STAGES
 from headrace.placement.backend import BACKENDS
 from headrace.placement.local.onnx import OnnxBackend
@@ -49,6 +49,7 @@ from headrace.plugins.inboxes.door import Inboxes
 from headrace.plugins.loaders import backend as loaders
 from headrace.plugins.nvml import Nvml
 from headrace.plugins.on_request import OnRequest
+from headrace.plugins.padding import BucketPadding
 from headrace.plugins.rate_limiter import rate_limiter
 from headrace.plugins.run import command as run
 from headrace.plugins.sequences import SequenceBatching
@@ -140,6 +141,7 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
         part(build.CACHE)(response_cache),
         part(build.CUDA_MEMORY)(opener),
         part(handlers.EXPLAIN)(explain),
+        part(padding.PADDING)(BucketPadding),
         part(build.NVML)(Nvml),
         part(build.ON_REQUEST)(OnRequest),
         part(build.POLL)(Follower),

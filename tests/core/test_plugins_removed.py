@@ -111,6 +111,10 @@ MODELS: Mapping[str, tuple[Callable[[Path], object], str]] = {
         lambda root: write_model(root, "needy", b"{}", 'backend: "xgboost"', filename="model.json"),
         "'xgboost' is not a backend of this server",
     ),
+    "padding": (
+        lambda root: write_model(root, "needy", identity(), in_config({"pad_to_buckets": "{}"})),
+        "without its part 'padding'",
+    ),
     "sequences": (
         lambda root: write_model(
             root, "needy", identity(), "max_batch_size: 4 sequence_batching { }"
@@ -224,7 +228,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
     "cuda_memory": ["test_shared_memory::test_cuda_without_a_gpu"],
     "dialects": ["test_remote_tfserving"],
     "explain": ["test_explain"],
-    "ensembles": ["test_ensembles", "test_ensembles_loading"],
+    "ensembles": ["test_ensembles", "test_ensembles_loading", "test_padding"],
     "flight": ["test_flight"],
     "frontends": ["test_unix_sockets", "test_logging::test_changes_take_effect_at_once[1"],
     "functions": [
@@ -235,7 +239,8 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
     "in_process": [
         "test_unix_sockets", "test_ensembles",
         "test_deadlines", "test_grpc_stream", "test_in_process", "test_limits", "test_loose_models",
-        "test_pings", "test_ragged", "test_scheduling", "test_unchanged_models", "test_warmup",
+        "test_padding", "test_pings", "test_ragged", "test_scheduling", "test_unchanged_models",
+        "test_warmup",
         "test_generate::test_limits", "test_grpc_transport::test_a_deadline",
         "test_grpc_transport::test_a_message_that_decompresses_beyond_the_limit",
         "test_grpc_transport::test_the_server_enforces_the_deadline",
@@ -254,6 +259,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
         "test_openapi", "test_http::test_a_404_names_the_nearest_route",
         "test_header_rules::test_protocol_descriptions_are_unrestricted",
     ],
+    "padding": ["test_padding"],
     "sequences": ["test_sequences"],
     "rate_limiter": ["test_rate_limiter"],
     "traces": ["test_opentelemetry", "test_remote_forwarding", "test_trace"],

@@ -331,6 +331,33 @@ def ragged_sums() -> bytes:
     )
 
 
+def masked_mean() -> bytes:
+    """DOUBLED has all elements of X, doubled, RAW the elements themselves, and MEAN the mean of
+    those whose MASK is 1, which are LENGTH of a row.
+    """
+    return _model(
+        [
+            helper.make_node("Add", ["X", "X"], ["DOUBLED"]),
+            helper.make_node("Identity", ["X"], ["RAW"]),
+            helper.make_node("Mul", ["X", "MASK"], ["own"]),
+            helper.make_node("ReduceSum", ["own", "axes"], ["sums"], keepdims=1),
+            helper.make_node("Cast", ["LENGTH"], ["count"], to=TensorProto.FLOAT),
+            helper.make_node("Div", ["sums", "count"], ["MEAN"]),
+        ],
+        [
+            _info("X", TensorProto.FLOAT, ("rows", "tokens")),
+            _info("MASK", TensorProto.FLOAT, ("rows", "tokens")),
+            _info("LENGTH", TensorProto.INT32, ("rows", 1)),
+        ],
+        [
+            _info("DOUBLED", TensorProto.FLOAT, ("rows", "tokens")),
+            _info("RAW", TensorProto.FLOAT, ("rows", "tokens")),
+            _info("MEAN", TensorProto.FLOAT, ("rows", 1)),
+        ],
+        [helper.make_tensor("axes", TensorProto.INT64, [1], [1])],
+    )
+
+
 def _info(name: str, element: int, dims: Dims) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, element, list(dims))
 

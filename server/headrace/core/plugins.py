@@ -112,6 +112,7 @@ PARTS: Mapping[str, str] = {
     "in_process": "headrace.plugins.in_process:LoadedInProcess",
     "nvml": "headrace.plugins.nvml:Nvml",
     "on_request": "headrace.plugins.on_request:OnRequest",
+    "padding": "headrace.plugins.padding:BucketPadding",
     "poll": "headrace.plugins.following:Follower",
     "rate_limiter": "headrace.plugins.rate_limiter:rate_limiter",
     "reload": "headrace.plugins.following:Reloader",

@@ -34,6 +34,7 @@ from headrace.engine.caching import OPT_OUT, VersionCache
 from headrace.engine.chain import Compose, StageModel
 from headrace.engine.limiting import RateLimiter
 from headrace.engine.opening import LoadOptions, Opened, stage_explained
+from headrace.engine.padding import Padding, padding_of
 from headrace.engine.sequencing import SequencePlan, Sequencing, sequencing
 from headrace.observability.machine import GrowthMeter
 from headrace.placement.choice import IN_PROCESS, AutoChoice, InstanceKind
@@ -132,6 +133,7 @@ class LoadedVersion:
     cache: VersionCache | None = None
     limiter: RateLimiter | None = None
     uses: Collection[Used] = ()  # the models that it runs
+    padding: Padding | None = None
 
 
 def _model_warnings(opened: Opened, model: Servable, config: ModelConfig) -> Iterator[str]:
@@ -171,6 +173,8 @@ def complete(opened: Opened, model: Servable, options: LoadOptions) -> ModelConf
         raise InvalidConfig(f"{file.name}: no output is a tensor of the protocol: {types}")
     ragged = opened.backend.ragged
     refuse(file, validation.tensor_problems(config, inputs, outputs, ragged))
+    if (padding := padding_of(config)) is not None:
+        refuse(file, padding.problems())
     if not model.traits.declared_by_code:
         sequences = sequencing(config, opened.backend)  # of what is complete now
         given = _given_config(config, sequences, model)
@@ -257,6 +261,9 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             given = _given(opened, config, sequences, model)
             ragged = opened.backend.ragged
             shown = given if sequences is None else reading.signature(config, ragged)
+            padding = padding_of(config)
+            if padding is not None:
+                shown = padding.shown(shown)
             signature = _divided(shown, opened, model, config)
             if not model.traits.reads_parameters:
                 own = frozenset({OPT_OUT} if _is_cached(config, options) else ())
@@ -297,7 +304,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     return LoadedVersion(
         origin, config, signature, given, scheduling, labels, loaded, warnings, seconds, lease,
         limits=limits, stages=stages, sequences=plan, cache=cache,
-        limiter=None if elsewhere else options.limiter, uses=opened.uses,
+        limiter=None if elsewhere else options.limiter, uses=opened.uses, padding=padding,
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ from headrace.observability.statistics import (
     MemoryCounts,
     MetricsOptions,
     NativeBuckets,
+    PaddingCounts,
     Quantiles,
     Reading,
     SequenceSeries,
@@ -117,6 +118,8 @@ class ServerCollector:
         yield from collected(self._version_families, labelled)
         cached = [(own, c) for own, r in labelled if (c := r.statistics.cache) is not None]
         yield from collected(self._cache_families, cached, optional=True)
+        padded = [(own, p) for own, r in labelled if (p := r.statistics.padding) is not None]
+        yield from collected(PADDING_FAMILIES, padded, optional=True)
         gpu_memory = [
             ({**own, "gpu_uuid": each.uuid}, each.nbytes)
             for own, report in labelled
@@ -496,6 +499,13 @@ ENDPOINT_FAMILIES: tuple[Family[EndpointSeries], ...] = (
            "Sequences whose state a server has"),
     Family("headrace_endpoint_differences", "gauge", lambda e: e.differences,
            "Ways in which a server has a model otherwise than asked"),
+)  # fmt: skip
+PADDING_FAMILIES: tuple[Family[PaddingCounts], ...] = (
+    Family("headrace_padded_requests_total", "counter", lambda c: c.requests,
+           "Requests padded to a bucket of a dimension", ("dimension", "bucket")),
+    Family("headrace_padding_positions_total", "counter", lambda c: c.positions,
+           "Positions of padded dimensions, of requests themselves or added",
+           ("dimension", "kind")),
 )  # fmt: skip
 BACKEND_FAMILIES: tuple[Family[BackendSeries], ...] = (
     Family("headrace_backend_requests_total", "counter", lambda b: b.counts.requests,

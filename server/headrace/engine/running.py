@@ -17,9 +17,10 @@ from headrace.engine.caching import CachedParts
 from headrace.engine.fail_over import FailOver
 from headrace.engine.loading import Change, LoadedInstance, LoadedVersion
 from headrace.engine.model_services import EngineServices
+from headrace.engine.padding import PaddingParts
 from headrace.engine.sequencing import SequenceScheduler, SequenceStage
 from headrace.engine.shared_memory import Regions
-from headrace.observability.statistics import CacheCounts, VersionStatistics
+from headrace.observability.statistics import CacheCounts, PaddingCounts, VersionStatistics
 from headrace.placement.placement import PlacedInstance, Placement, Surroundings
 from headrace.scheduling.batcher import Batcher, Clock, LoopClock
 from headrace.scheduling.quarantine import Quarantine
@@ -60,6 +61,8 @@ class RunningVersion:
         self._clock, self._statistics = LoopClock(loop), statistics
         if loaded.cache is not None and statistics.cache is None:
             statistics.cache = CacheCounts(statistics.window is not None)
+        if loaded.padding is not None and statistics.padding is None:
+            statistics.padding = PaddingCounts()
         batcher = self._batcher(version, self._clock, statistics)
         self.scheduler: Scheduler = batcher
         self.own_sequences: SequenceScheduler | None = None
@@ -154,6 +157,13 @@ class RunningVersion:
             self._clock, self.scheduler.expect, self._account, self.regions.admission.workbench,
             self._statistics, self.forwarded_headers or (),
         )  # fmt: skip
+
+    @property
+    def padding_parts(self) -> PaddingParts:
+        """The parts that its padding uses."""
+        admission, counts = self.regions.admission, self._statistics.padding
+        assert counts is not None
+        return PaddingParts(self.scheduler.expect, admission, admission.workbench, counts)
 
     # --- life
 

@@ -105,6 +105,8 @@ class VersionChain:
         queue: Submit = running.scheduler.submit
         if running.sequences is not None:
             queue = running.sequences.submit
+        if loaded.padding is not None:
+            queue = loaded.padding.stage(running.padding_parts, queue)
         if running.decoupled:
             bounds = first_response_bounds(loaded.config)
             queue = count_responses(self._statistics.responses, queue, bounds)

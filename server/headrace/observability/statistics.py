@@ -303,6 +303,22 @@ class CacheCounts:
         self.miss_window = Window() if summaries else None
 
 
+class PaddingCounts:
+    """Requests that were padded, by dimension and bucket, and positions of their rows.
+
+    Positions are those of requests, `own`, or `added` ones, by dimension and kind.
+    """
+
+    def __init__(self) -> None:
+        self.requests, self.positions = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+
+    def add(self, dimension: str, rows: int, length: int, bucket: int) -> None:
+        """Count a request of `length`, whose rows were padded to `bucket`."""
+        self.requests[dimension, str(bucket)] += 1
+        self.positions[dimension, "own"] += rows * length
+        self.positions[dimension, "added"] += rows * (bucket - length)
+
+
 # Arguments of `VersionStatistics.batch_succeeded`.
 BatchCounts = tuple[Sequence[int], int, int, int, int, int, int, int]
 
@@ -350,6 +366,7 @@ class VersionStatistics:
         self.ended_runs: Counter[str] = Counter()  # terminated runs in this process, by reason
         self.endpoints: dict[str, EndpointCounts] = {}  # by name, for an upstream model
         self.cache: CacheCounts | None = None  # for a version with a response cache
+        self.padding: PaddingCounts | None = None  # for a version whose requests are padded
         self.steps: dict[str, StepCounts] = {}  # by name, for an ensemble
         self._owed: list[BatchCounts] = []
 

@@ -60,8 +60,11 @@ EFFECTIVE = frozenset(
 
 # The server's settings in the `parameters` map; backends read further ones.
 TRAFFIC = "traffic"  # the parameter with traffic rules, changed in place
+BUCKETS = "pad_to_buckets"  # the parameter with buckets of variable dimensions
 OWN_PARAMETERS = (
-    frozenset({"execution", "batching", "split_requests", OVERLOAD_DELAY, TRAFFIC, COLUMNS})
+    frozenset(
+        {"execution", "batching", "split_requests", OVERLOAD_DELAY, TRAFFIC, COLUMNS, BUCKETS}
+    )
     | FAIL_OVER
 )
 _TAG = re.compile(r"[A-Za-z0-9_]+")
