@@ -254,4 +254,18 @@ FOUND: Mapping[str, Case] = {
         write=16_384,
         frame=1024,
     ),
+    "nested-parameters": Case(
+        door="http",
+        operation="ModelInfer",
+        changes=(Change("inputs.parameters", "nest", amount=1_000_000),),
+        connections=32,
+        requests=2,
+        ending="cut",
+    ),
+    "spaced-shape": Case(
+        door="http",
+        operation="ModelInfer",
+        changes=(Change("inputs.shape", "spaces", amount=20_000_000),),
+        connections=8,
+    ),
 }

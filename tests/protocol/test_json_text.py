@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tracemalloc
+from functools import partial
 from itertools import chain, cycle, islice
 from math import nan
 from sys import maxsize
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidRequest
 from headrace.protocol.json_text import (
+    MAX_DEPTH,
     MAX_MEMBERS,
     MAX_VALUES,
     LongArray,
@@ -243,10 +245,35 @@ def test_scanning_many_escapes_takes_little_memory(behind: bytes) -> None:
 
 
 def test_scanning_many_brackets_takes_little_memory() -> None:
-    depth = 1 << 19
-    text = b'{"x":%b%b}' % (b"[" * depth, b"]" * depth)
+    arrays = b"[]," * (1 << 19) + b"[]"
+    text = b'{"x":[%b]}' % arrays
     with memory_within(40 << 20):
-        assert len(parse_long(text)["x"]) == 2 * depth
+        assert len(parse_long(text)["x"]) == len(arrays) + 2
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
+@pytest.mark.parametrize(
+    ("deep", "refused"), [(MAX_DEPTH - 1, False), (MAX_DEPTH, True), (10**6, True)]
+)
+def test_the_depth_of_nesting_is_bounded(
+    opening: bytes, closing: bytes, deep: int, refused: bool
+) -> None:
+    text = b'{"x":%b1%b}' % (opening * deep, closing * deep)
+    for parsed in (parse, partial(parse_long, sizes=ScanSizes(lifted=len(text)))):
+        assert isinstance(outcome(parsed, text), InvalidRequest) == refused
+
+
+def test_more_closed_than_opened() -> None:
+    with pytest.raises(InvalidRequest, match="unbalanced brackets"):
+        parse_long(b'{"x":[1]}' + b"]" * 100)
+
+
+@pytest.mark.parametrize("spaces", [1, 15, 16, 17, 100])
+def test_members_behind_spaces(spaces: int) -> None:
+    given = b" " * spaces
+    text = b'{"x"%b:%b[1,2,3,4],"y":[%b[1,2,3,4]]}' % (given, given, given)
+    assert in_pieces(text) == {"x": [1, 2, 3, 4], "y": [1, 2, 3, 4]}
+    assert isinstance(parse_long(text, SMALL)["x"], LongArray)
 
 
 @pytest.mark.parametrize("sign", [b",", b"[", b"{", b":"])

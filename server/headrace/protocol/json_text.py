@@ -30,6 +30,7 @@ WHOLE = 1 << 20  # bytes of a text parsed at once: some milliseconds
 # names of members, which are hashed and kept each. All tensors of a request have fewer.
 MAX_VALUES = 1_000_000
 MAX_MEMBERS = 1 << 17
+MAX_DEPTH = 1024  # of containers in each other; orjson has the same limit
 _VALUE_BYTES, _MEMBER_BYTES = 64, 128  # memory of one as an object, beside its text
 _SPACE = b" \t\r\n"
 _OPEN, _CLOSE, _COLON = ord("["), ord("]"), ord(":")
@@ -197,12 +198,15 @@ def _long_arrays(
     """Find long arrays without objects in them that are members of objects: (start, stop).
 
     `objects` are counted on the way, with those in these arrays, but not within the longest ones.
+    All brackets of a block are matched at once, whatever they are: a text may have nothing else.
     """
-    opened = -1  # start of the array being skipped
-    depth = events = 0
+    opened = -1  # start of an array that began in an earlier block
+    depth = nesting = brackets = 0  # depth in this array, and in the text; brackets beside arrays
+    solid = 0  # the last character that is no space
     for codes, outside, start in unquoted(text, 0, len(text), sizes):
         lower = codes | 32  # maps [ and ] to { and }
         places = np.flatnonzero(((lower == ord("{")) | (lower == ord("}"))) & outside)
+        before, solid = solid, _last_solid(codes, solid)
         if not len(places) and opened >= 0:
             objects.complete = False
             continue
@@ -210,57 +214,121 @@ def _long_arrays(
         if not len(places):
             continue
         kinds = codes[places]
-        steps = np.where((kinds == _OPEN) | (kinds == ord("{")), 1, -1).astype(np.int64)
-        heights = np.cumsum(steps)
-        listed = places.tolist()
+        opens = (kinds == _OPEN) | (kinds == ord("{"))
+        heights = np.cumsum(np.where(opens, 1, -1), dtype=np.int32)
+        _check_depth(nesting + int(heights.min()), nesting + int(heights.max()))
+        nesting += int(heights[-1])
         index = 0
-        while index < len(listed):
-            if opened < 0:
-                place = start + listed[index]
-                index += 1
-                events += 1
-                if events > MAX_VALUES:
-                    raise _too_many()
-                if text[place] != _OPEN or not _is_member(text, place):
-                    continue
-                behind = start + listed[index] if index < len(listed) else 0
-                if place < behind < place + sizes.lifted and text[behind] == _CLOSE:
-                    continue  # short and flat, as nearly all are in texts with very many arrays
-                opened, depth = place, 1
-                continue
-            base = int(heights[index - 1]) if index else 0
-            stop = _first(heights, index, base - depth)
-            first = np.flatnonzero(kinds[index : stop + 1] == ord("{"))
-            if len(first):
-                # Objects may contain long arrays themselves.
-                index += int(first[0])
+        if opened >= 0:
+            stop = _first(heights, -depth)
+            first = np.flatnonzero(kinds[: stop + 1] == ord("{"))
+            if len(first):  # objects may contain long arrays themselves
+                index = int(first[0])
                 opened = -1
-                continue
-            depth += int(heights[stop]) - base
-            index = stop + 1
-            if depth == 0:
-                end = start + int(places[stop]) + 1
-                if text[end - 1] == _CLOSE and end - opened > sizes.lifted:
-                    yield opened, end
-                opened = -1
+            else:
+                depth += int(heights[stop])
+                index = stop + 1
+                if depth == 0:
+                    end = start + int(places[stop]) + 1
+                    if text[end - 1] == _CLOSE and end - opened > sizes.lifted:
+                        yield opened, end
+                    opened = -1
+        if opened >= 0 or index == len(places):
+            continue
+        places, kinds, opens, heights = (
+            places[index:],
+            kinds[index:],
+            opens[index:],
+            heights[index:],
+        )
+        brackets += len(places)
+        members = _members(codes, places, kinds, before)
+        if len(members):
+            partners = _partners(opens, heights, members)
+            with_objects = np.cumsum(kinds == ord("{"))
+            flat = with_objects[partners] == with_objects[members]
+            ended = heights[partners] < heights[members]
+            long = places[partners] - places[members] >= sizes.lifted
+            chosen = flat & ended & long & (kinds[partners] == _CLOSE)
+            behind = -1
+            for one, other in zip(members[chosen].tolist(), partners[chosen].tolist(), strict=True):
+                if one > behind:  # else within another: not JSON
+                    behind = other
+                    brackets -= other + 1 - one
+                    yield start + int(places[one]), start + int(places[other]) + 1
+            last = int(members[-1])
+            if flat[-1] and not ended[-1] and last > behind:
+                opened = start + int(places[last])
+                depth = int(heights[-1] - heights[last]) + 1
+                brackets -= len(places) - last
+        if brackets > 2 * MAX_VALUES:
+            raise _too_many()
 
 
-def _first(heights: Array, index: int, height: int) -> int:
-    """The first position from `index` on with this nesting depth; the last one if there is none."""
-    width = 8  # most arrays contain no others, and there may be very many
-    while True:
-        found = np.flatnonzero(heights[index : index + width] == height)
-        if len(found):
-            return index + int(found[0])
-        if index + width >= len(heights):
-            return len(heights) - 1
-        width *= 8
+def _check_depth(least: int, most: int) -> None:
+    """Raise `InvalidRequest` for a text that closes more than it opens, or is nested too deep."""
+    if least < 0:
+        raise InvalidRequest("failed to parse the request JSON buffer: unbalanced brackets")
+    if most > MAX_DEPTH:
+        raise InvalidRequest(
+            f"failed to parse the request JSON buffer: nested deeper than {MAX_DEPTH}"
+        )
 
 
-def _is_member(text: memoryview, place: int) -> bool:
-    while place and text[place - 1] in _SPACE:
-        place -= 1
-    return place > 0 and text[place - 1] == ord(":")
+def _first(heights: Array, height: int) -> int:
+    """The first position with this nesting depth; the last one if there is none."""
+    found = heights == height
+    place = int(np.argmax(found))
+    return place if found[place] else len(heights) - 1
+
+
+def _partners(opens: Array, heights: Array, members: Array) -> Array:
+    """The closing brackets that belong to some opening ones; the last bracket for those without."""
+    # Brackets of one level take turns in opening and closing. No level is above `MAX_DEPTH`, so
+    # that sorting takes one pass for each byte.
+    levels = (heights + ~opens).astype(np.int16)
+    order = np.argsort(levels, kind="stable")
+    ranks = np.empty(len(order), np.int32)
+    ranks[order] = np.arange(len(order), dtype=np.int32)
+    following = np.minimum(ranks[members] + 1, len(order) - 1)
+    partners = order[following]
+    matched = (levels[partners] == levels[members]) & ~opens[partners]
+    return np.where(matched, partners, len(order) - 1)
+
+
+def _members(codes: Array, places: Array, kinds: Array, solid: int) -> Array:
+    """The indices of brackets that open an array that is a member of an object.
+
+    `solid` is the last character before the block that is no space.
+    """
+    arrays = np.flatnonzero(kinds == _OPEN)
+    starts = places[arrays]
+    before = codes[starts - 1]
+    if len(starts) and starts[0] == 0:
+        before[0] = solid
+    spaced = np.flatnonzero(_spaces(before))
+    if len(spaced) and starts[spaced[0]] > 1:  # one space is usual
+        before[spaced] = codes[starts[spaced] - 2]
+        spaced = spaced[_spaces(before[spaced])]
+    if len(spaced):
+        solids = np.flatnonzero(~_spaces(codes))
+        at = np.searchsorted(solids, starts[spaced]) - 1
+        before[spaced] = np.where(at >= 0, codes[solids[at]], solid)
+    found: Array = arrays[before == _COLON]
+    return found
+
+
+def _spaces(codes: Array) -> Array:
+    found: Array = (codes == 32) | (codes == 10) | (codes == 13) | (codes == 9)
+    return found
+
+
+def _last_solid(codes: Array, before: int) -> int:
+    """The last character of a block that is no space, or the one before it."""
+    if codes[-1] > 32:
+        return int(codes[-1])
+    solids = np.flatnonzero(~_spaces(codes))
+    return int(codes[solids[-1]]) if len(solids) else before
 
 
 def _blocks(text: memoryview, start: int, end: int, size: int) -> Iterator[tuple[Array, int]]:
