@@ -958,9 +958,7 @@ class Settings:
         if self.audit_infer and not self.audit_log:
             raise SettingsError("--audit-infer needs --audit-log FILE")
         if self.allow_grpc and self.grpc_transport == "grpcio" and self.grpc_use_ssl:
-            for name, default in (
-                ("grpc_crl", ""), ("tls_min_version", VERSIONS[0]), ("tls_ciphers", ""),
-            ):  # fmt: skip
+            for name, default in (("grpc_crl", ""), ("tls_min_version", VERSIONS[0])):
                 if getattr(self, name) != default:
                     raise SettingsError(
                         f"--{name.replace('_', '-')} is not for --grpc-transport=grpcio, whose"

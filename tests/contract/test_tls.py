@@ -85,6 +85,17 @@ def test_renegotiation_is_refused(secure: ServerProcess, door: str) -> None:
 
 
 @OPENSSL
+@pytest.mark.parametrize("carrier", ["default", "reference", "frontends"])
+def test_chosen_ciphers(small_repository: Path, carrier: str) -> None:
+    options = (*CARRIERS[carrier], *tls_options("grpc"), "--tls-ciphers=ECDHE+AES256+AESGCM")
+    with clean_server(small_repository, options=options) as process:
+        for cipher, good in (("AES256-GCM-SHA384", True), ("AES128-GCM-SHA256", False)):
+            asked = f"ECDHE-RSA-{cipher}:ECDHE-ECDSA-{cipher}"
+            said = s_client(process.grpc, "-tls1_2", "-alpn", "h2", "-cipher", asked)
+            assert ("Cipher is (NONE)" not in said) is good
+
+
+@OPENSSL
 def test_protocols_offered_by_alpn(secure: ServerProcess) -> None:
     for door, chosen in (("http", "http/1.1"), ("grpc", "h2"), ("metrics", "http/1.1")):
         said = s_client(getattr(secure, door), "-alpn", "h2,http/1.1")
@@ -282,6 +293,8 @@ def test_several_certificates(small_repository: Path, tmp_path: Path, carrier: s
     ((*tls_options("http"), "--tls-ciphers=NONE-SUCH", "--frontends=1"), "has no such cipher"),
     ((*tls_options("grpc"), "--grpc-transport=grpcio", "--tls-min-version=1.3"),
      "--tls-min-version is not for --grpc-transport=grpcio"),
+    ((*tls_options("grpc", mutual=True), "--grpc-transport=grpcio", f"--grpc-crl={ROOT}"),
+     "--grpc-crl is not for --grpc-transport=grpcio"),
     (("--tls-min-version=1.1",), "must be one of 1.2, 1.3"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit(

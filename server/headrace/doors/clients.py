@@ -87,7 +87,8 @@ ACCESS: OptionalPart[OpenAccess] = OptionalPart("access")
 # By handlers, the account, the largest request, whether requests are logged, options, and whether
 # other processes listen on the same port.
 MakeBindingServer = Callable[[Handlers, Admission, int, bool, GrpcOptions, bool], BindingServer]
-GRPCIO: OptionalPart[Callable[[], MakeBindingServer]] = OptionalPart("grpcio")
+# By ciphers of TLS.
+GRPCIO: OptionalPart[Callable[[str], MakeBindingServer]] = OptionalPart("grpcio")
 
 
 async def renew_tls(doors: Sequence[DoorTls], settled: bool = False) -> tuple[bool, str]:
@@ -169,7 +170,8 @@ class ClientDoors:
             await native.start(listeners)
         if config.transport == "native" or config.address == CLOSED:
             return port_of(listeners)
-        server = GRPCIO.load()()(*given, config.options, shared)
+        ciphers = "" if config.tls is None else config.tls.ciphers
+        server = GRPCIO.load()(ciphers)(*given, config.options, shared)
         self._grpc.append(server)
         port = server.bind(config.address, config.port, tls)
         await server.start()
