@@ -19,8 +19,9 @@ from tests.support.tls_files import FOLDER, ROOT, Authority, tls_options
 
 pa = pytest.importorskip("pyarrow")
 flight = pytest.importorskip("pyarrow.flight")
+pytestmark = pytest.mark.slow
 
-READER, OBSERVER = new_key(), new_key()
+READER, INFERRER, OBSERVER = new_key(), new_key(), new_key()
 RULES = f"""
 [roles.scorer]
 may = ["infer", "read"]
@@ -35,6 +36,11 @@ roles = ["scorer"]
 [keys.reader]
 hash = "{READER.hash}"
 roles = ["reader"]
+[roles.inferrer]
+may = ["infer"]
+[keys.inferrer]
+hash = "{INFERRER.hash}"
+roles = ["inferrer"]
 [roles.observer]
 may = ["observe"]
 [keys.observer]
@@ -141,6 +147,33 @@ def test_refusals_are_recorded_and_counted(served: ServerProcess, tmp_path: Path
         assert metrics.value("headrace_requests_total", **counted) == 1
     expiry = "headrace_certificate_expiry_timestamp_seconds"
     assert metrics.value(expiry, door="flight", file=str(FOLDER / "server.pem")) > 0
+
+
+@pytest.mark.parametrize(("procedure", "permission"), [
+    ("DoExchange", "infer"), ("DoPut", "infer"), ("DoGet", "infer"),
+    ("GetFlightInfo", "read"), ("GetSchema", "read"), ("ListFlights", "read"),
+])  # fmt: skip
+def test_procedures(served: ServerProcess, procedure: str, permission: str) -> None:
+    """Each for a client without proof, with a role for it, and with one for something else."""
+    grpc = pytest.importorskip("grpc")
+    refused = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+    credentials = grpc.ssl_channel_credentials(ROOT.read_bytes())
+
+    def status(key: str) -> Any:
+        given = (("authorization", f"Bearer {key}"),) if key else ()
+        with grpc.secure_channel(f"localhost:{port(served)}", credentials) as channel:
+            call = channel.stream_stream(f"/arrow.flight.protocol.FlightService/{procedure}")
+            try:
+                list(call(iter([b""]), timeout=30, metadata=given))
+            except grpc.RpcError as error:
+                return error.code()
+        return grpc.StatusCode.OK
+
+    assert status("") is grpc.StatusCode.UNAUTHENTICATED
+    assert status(READER.key + "x") is grpc.StatusCode.UNAUTHENTICATED
+    other = READER if permission == "infer" else INFERRER
+    assert status(other.key) is grpc.StatusCode.PERMISSION_DENIED
+    assert status((INFERRER if permission == "infer" else READER).key) not in refused
 
 
 def test_mutual_tls(models: Path) -> None:

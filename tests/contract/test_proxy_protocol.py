@@ -17,6 +17,8 @@ from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.tls_files import tls_options
 
+pytestmark = pytest.mark.slow
+
 _SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 _CLIENT = "192.0.2.77"
 _HTTP = b"GET /v2/models/m HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
@@ -71,7 +73,7 @@ def _doors(process: ServerProcess) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
-@pytest.mark.parametrize("carrier", ["default", pytest.param("frontends", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("carrier", ["default", "frontends"])
 def test_the_client_is_recorded(
     small_repository: Path, tmp_path: Path, carrier: str, secure: bool
 ) -> None:

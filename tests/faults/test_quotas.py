@@ -1,11 +1,13 @@
 """Quotas of a file of access, on a server with and without front ends."""
 
+import asyncio
 import json
 import os
 from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 
 from headrace.core.datatypes import Datatype
@@ -88,6 +90,32 @@ async def test_a_quota_holds_over_doors_and_front_ends(front_ends: int, tmp_path
             lambda: infer(server, "192.0.2.1"), lambda answer: answer.status == 200
         )  # a changed quota begins anew
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize("front_ends", [0, 1])
+async def test_a_restart_gives_a_burst_once_more(front_ends: int, tmp_path: Path) -> None:
+    """A server that starts has full buckets; a front end that starts has those of its server."""
+    model = identity(Datatype.FP32, ["rows", 4])
+    write_model(tmp_path / "models", "xs", model, "max_batch_size: 8")
+    rules = tmp_path / "access.toml"
+    rules.write_text(_RULES % 5)
+    options = [f"--access={rules}", "--trusted-proxies=127.0.0.0/8", f"--frontends={front_ends}"]
+
+    async def status(server: ServerProcess) -> int:
+        try:
+            return (await infer(server, "192.0.2.1")).status
+        except (OSError, asyncio.IncompleteReadError):  # there is no front end
+            return 0
+
+    for _ in range(2):
+        with ServerProcess(tmp_path / "models", options=options) as server:
+            assert [await status(server) for _ in range(7)] == [200] * 5 + [429] * 2
+            for child in psutil.Process(server.pid).children() if front_ends else ():
+                child.kill()
+                child.wait()
+            await until(lambda: status(server), bool)
+            assert [await status(server) for _ in range(3)] == [429] * 3
+            assert server.stop() == 0
 
 
 _FEW = """
