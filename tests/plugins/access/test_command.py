@@ -69,10 +69,11 @@ def test_a_key_is_added_and_printed_once(file: Path, capsys: pytest.CaptureFixtu
 def test_a_further_key_of_an_identity(file: Path) -> None:
     file.write_bytes(b'[roles.scorer]\r\nmay = "*"')  # without a line break at its end
     assert run("key", "web", "--role=scorer") == 0
-    assert run("key", "web-2", "--role=scorer", "--identity=web") == 0
+    assert run("key", "web-2", "--identity=web") == 0
     assert file.read_bytes().startswith(b'[roles.scorer]\r\nmay = "*"\n\n[keys.web]\n')
     found = read_rules(file).keys.values()
     assert [(key.name, key.identity.name) for key in found] == [("web", "web"), ("web-2", "web")]
+    assert {tuple(role.name for role in key.identity.roles) for key in found} == {("scorer",)}
 
 
 def test_the_target_of_a_link_is_replaced(file: Path) -> None:
@@ -96,6 +97,7 @@ def test_commands_at_a_time_lose_no_key(file: Path) -> None:
 
 @pytest.mark.parametrize(("words", "problem"), [
     (("web", "--role=no"), "access.toml: unknown role 'no', expected one of: scorer, ops"),
+    (("web", "--identity=ann"), "no key of 'ann' has roles for this one: expected --role"),
     (("a:b", "--role=ops"), "access.toml:21: the name 'a:b' must be of at most 128 letters"),
     (("web", "--role=ops", "--file=no.toml"), "no.toml: No such file or directory"),
 ])  # fmt: skip
@@ -158,6 +160,25 @@ def test_check(
     capsys.readouterr()
     assert run("check", *words) == status
     assert out in capsys.readouterr().out
+
+
+def test_check_says_so_for_each_key(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("key", "web", "--role=ops")
+    run("key", "web-2", "--role=scorer", "--identity=web")
+    capsys.readouterr()
+    assert run("check", "--as=web", "infer", "other") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"yes: infer other: 'web' (access.toml:21) has {OPS}",
+        "no: infer other: 'web' (access.toml:26) has no role that permits this",
+        f"  {SCORER} is for other models",
+    ]
+
+
+def test_check_of_changes_to_all_models(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with file.open("a") as opened:
+        opened.write('\n[roles.some]\nmay = "*"\nmodels = ["digits"]\n')
+    for words, status in ((("control", "digits"), 0), (("control",), 1), (("read",), 0)):
+        assert run("check", "--role=some", *words) == status
 
 
 @pytest.mark.parametrize(("words", "problem"), [

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from headrace.cli.command import EXIT_FAILURE, Command, option
 from headrace.cli.text import fitted_table
-from headrace.core.identity import EVERYTHING, Permission, Role
+from headrace.core.identity import CHANGING, EVERYTHING, Permission, Role
 from headrace.plugins.access.document import InvalidAccess, seconds
 from headrace.plugins.access.keys import NewKey, new_key
 from headrace.plugins.access.rules import ALL, MAY, AccessRules, parse_rules, read_rules
@@ -69,6 +69,12 @@ def _key(given: argparse.Namespace) -> int:
         if unknown := [name for name in given.role if name not in before.roles]:
             known = ", ".join(before.roles) or "there are none"
             raise InvalidAccess(f"{path}: unknown role {unknown[0]!r}, expected one of: {known}")
+        if given.identity and not given.role:
+            own = [key for key in before.keys.values() if key.identity.name == given.identity]
+            given.role = list(dict.fromkeys(r.name for key in own for r in key.identity.roles))
+            if not own:
+                why = f"no key of {given.identity!r} has roles for this one: expected --role"
+                raise InvalidAccess(f"{path}: {why}")
         text += ("" if not text or text.endswith("\n") else "\n") + _table(given, made)
         parse_rules(path, text)  # raises for names and the like
         _replace(real, text.encode())
@@ -139,20 +145,23 @@ def _check(given: argparse.Namespace) -> int:
     if given.role:
         if unknown := [name for name in given.role if name not in rules.roles]:
             raise InvalidAccess(f"{given.file}: unknown role {unknown[0]!r}")
-        who, roles = "", [rules.roles[name] for name in given.role]
-        since = ""
-    elif given.identity:
-        found = [one for one in _identities(rules) if one.name == given.identity]
-        if not found:
-            raise InvalidAccess(_unknown(given.file, given.identity, rules))
-        valid = [one for one in found if one.expires > time()]
-        roles = list(dict.fromkeys(role for one in valid for role in one.roles))
-        lines = ", ".join(f"{given.file}:{one.line}" for one in valid or found if one.line)
-        who = f"{given.identity!r}{f' ({lines})' if lines else ''}"
-        since = "" if valid else " has expired, and"
-    else:
+        return _verdict(given, rules, [rules.roles[name] for name in given.role], "")
+    if not given.identity:
         given.parser.error("expected --as NAME or --role ROLE")
-    return _verdict(given, rules, roles, f"{who}{since}")
+    found = [one for one in _identities(rules) if one.name == given.identity]
+    if not found:
+        raise InvalidAccess(_unknown(given.file, given.identity, rules))
+    valid = [one for one in found if one.expires > time()]
+    since = "" if valid else " has expired, and"
+    by_roles: dict[tuple[Role, ...], list[str]] = {}  # each proof has its own
+    for one in valid or found:
+        place = [f"{given.file}:{one.line}"] if one.line else []
+        by_roles.setdefault(tuple(one.roles) if valid else (), []).extend(place)
+    statuses = []
+    for roles, lines in by_roles.items():
+        places = f" ({', '.join(lines)})" if lines else ""
+        statuses.append(_verdict(given, rules, roles, f"{given.identity!r}{places}{since}"))
+    return max(statuses)
 
 
 def _unknown(file: str, name: str, rules: AccessRules) -> str:
@@ -171,7 +180,9 @@ def _verdict(given: argparse.Namespace, rules: AccessRules, roles: Sequence[Role
         return f"role {role.name!r} ({given.file}:{rules.lines[role.name]})"
 
     for role in roles:
-        if permission in role.permissions and (not model or role.covers(model, version)):
+        # Without a model, a change is one for all of them.
+        covers = role.covers(model, version) if model else role.everywhere
+        if permission in role.permissions and (covers or not (model or permission in CHANGING)):
             print(f"yes: {what}: {f'{who} has ' if who else ''}{place(role)}")
             return 0
     print(f"no: {what}: {who or 'it'} has no role that permits this")
@@ -248,7 +259,9 @@ ACCESS = Command(
                 option("name NAME", "name of the key, and of the identity"),
                 option("--role ROLE", "role of the file; may be repeated", many=True),
                 option(
-                    "--identity NAME", "name of the identity, if the key is a further one of it"
+                    "--identity NAME",
+                    "name of the identity, if the key is a further one of it, with the same roles"
+                    " unless they are given",
                 ),
                 option("--expires DATE", "day from which it is not valid, in UTC", type=_moment),
                 option("--note TEXT", "note for the readers of the file"),
