@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 from headrace.core.model_spec import Used
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, quoted
-from headrace.core.tensors import Tensor, TensorArray, brackets
+from headrace.core.tensors import Tensor, TensorArray, brackets, new_tensor
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 Problem = tuple[str, str]  # a field of the configuration, and what is wrong with it
 Domain = tuple[int, ...]
 _STEP = "ensemble_scheduling.step[{}]"
+_APART = "decoupled models, whose responses do not belong to each other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +87,20 @@ def graph_problems(config: ModelConfig, steps: Sequence[EnsembleStep]) -> Iterat
     producers: dict[str, str] = {}
     for step in steps:
         for name, tensor in step.outputs.items():
+            path = step.output_path(name)
             if tensor in inputs:
-                yield step.output_path(name), f"tensor '{tensor}' is an input of the ensemble"
+                yield path, f"tensor '{tensor}' is an input of the ensemble"
             elif tensor in producers:
-                yield (
-                    step.output_path(name),
-                    f"tensor '{tensor}' is produced twice, first by {producers[tensor]}",
-                )
+                yield path, f"tensor '{tensor}' is produced twice, first by {producers[tensor]}"
             else:
-                producers[tensor] = step.output_path(name)
+                producers[tensor] = path
     consumed = {tensor for step in steps for tensor in step.inputs.values()}
     wanted = {tensor.name for tensor in config.output}
     for step in steps:
         for name, tensor in step.inputs.items():
             if tensor not in inputs and tensor not in producers:
-                yield (
-                    step.input_path(name),
-                    f"tensor '{tensor}' is produced by no step, and is no input of the ensemble",
-                )
+                text = f"tensor '{tensor}' is produced by no step, and is no input of the ensemble"
+                yield step.input_path(name), text
     for index, output in enumerate(config.output):
         if output.name not in producers:
             yield f"output[{index}].name", f"'{output.name}' is produced by no step"
@@ -215,9 +212,8 @@ class Graph:
         return found
 
     def _make_plan(self, outputs: tuple[str, ...]) -> Plan:
-        names = tuple(n for n in self.signature.names if n in outputs) or tuple(
-            self.signature.names
-        )
+        all_names = tuple(self.signature.names)
+        names = tuple(name for name in all_names if name in outputs) or all_names
         makers = _makers(self.steps)
         ends = [makers[name] for name in names]
         needed, left = set[int](), list(ends)
@@ -244,7 +240,7 @@ class Graph:
         array = tensor.array
         if self.fits and (fit := self.fits.get((number, name))) is not None:
             array = fit(array)
-        return Tensor(name, tensor.datatype, array)
+        return new_tensor((name, tensor.datatype, array))
 
 
 def use_problems(
@@ -260,36 +256,25 @@ def use_problems(
             problems = True
             yield path, text
         if model.max_batch_size * model.parts < most:
-            yield (
-                "max_batch_size",
-                f"ensemble '{signature.model}' allows maximum batch size {most}, but it contains"
-                f" model '{step.model}' which only allows maximum batch size"
-                f" {model.max_batch_size}",
-            )
+            text = f"ensemble '{signature.model}' allows maximum batch size {most}, but it contains"
+            own = f"model '{step.model}' which only allows maximum batch size"
+            yield "max_batch_size", f"{text} {own} {model.max_batch_size}"
     if problems:
         return
-    sources = _sources(signature, steps, used)
-    for path, source, target in _edges(signature, steps, used, sources):
+    for _, path, source, target in _edges(signature, steps, used):
         yield from _edge_problems(path, source, target)
     decoupled = _decoupled(steps, used)
     domains, joined = _domains(steps, decoupled)
     for number in joined:
-        yield (
-            _STEP.format(number),
-            f"the step of model '{steps[number].model}' needs tensors of different decoupled"
-            " models, whose responses do not belong to each other",
-        )
+        text = f"the step of model '{steps[number].model}' needs tensors of different"
+        yield _STEP.format(number), f"{text} {_APART}"
     if not joined:
         makers = _makers(steps)
         ends = [_domain_after(domains, decoupled, makers[name]) for name in signature.names]
         longest = max(ends, key=len)
         for name, end in zip(signature.names, ends, strict=True):
             if longest[: len(end)] != end:
-                yield (
-                    "output",
-                    f"'{name}' and another output come from different decoupled models, whose"
-                    " responses do not belong to each other",
-                )
+                yield "output", f"'{name}' and another output come from different {_APART}"
 
 
 def make_graph(config: ModelConfig, signature: Signature, used: Mapping[Used, Signature]) -> Graph:
@@ -297,18 +282,11 @@ def make_graph(config: ModelConfig, signature: Signature, used: Mapping[Used, Si
     steps = read_steps(config)
     decoupled = _decoupled(steps, used)
     domains, _ = _domains(steps, decoupled)
-    found: dict[tuple[int, str], Fit] = {}
-    sources = _sources(signature, steps, used)
-    for step in steps:
-        model = used[step.used]
-        for name, tensor in step.inputs.items():
-            source = sources[tensor].batches
-            if source is not model.batches:
-                found[step.number, name] = Fit(source, model.batches, model.input(name).dims)
-    for spec in signature.outputs:
-        source = sources[spec.name].batches
-        if source is not signature.batches:
-            found[-1, spec.name] = Fit(source, signature.batches, spec.model_dims)
+    found = {
+        key: Fit(source.batches, target.batches, target.dims)
+        for key, _, source, target in _edges(signature, steps, used)
+        if source.batches is not target.batches
+    }
     most = config.ensemble_scheduling.max_inflight_requests
     counts = [len(used[step.used].outputs) for step in steps]
     return Graph(signature, steps, most, domains, decoupled, found, counts)
@@ -318,22 +296,16 @@ def _step_problems(step: EnsembleStep, model: Signature) -> Iterator[Problem]:
     inputs = {spec.name: spec for spec in model.inputs}
     for name in step.inputs:
         if name not in inputs:
-            yield (
-                step.input_path(name),
-                f"model '{step.model}' has no input '{name}', it has {quoted(inputs)}",
-            )
+            text = f"model '{step.model}' has no input '{name}', it has {quoted(inputs)}"
+            yield step.input_path(name), text
     for name in step.outputs:
         if name not in model.names:
-            yield (
-                step.output_path(name),
-                f"model '{step.model}' has no output '{name}', it has {quoted(model.names)}",
-            )
+            text = f"model '{step.model}' has no output '{name}', it has {quoted(model.names)}"
+            yield step.output_path(name), text
     for name, spec in inputs.items():
         if not spec.optional and name not in step.inputs:
-            yield (
-                f"{_STEP.format(step.number)}.input_map",
-                f"model '{step.model}' needs its input '{name}', which is not mapped",
-            )
+            text = f"model '{step.model}' needs its input '{name}', which is not mapped"
+            yield f"{_STEP.format(step.number)}.input_map", text
 
 
 def _sources(
@@ -356,38 +328,32 @@ def _sources(
 
 
 def _edges(
-    signature: Signature,
-    steps: Sequence[EnsembleStep],
-    used: Mapping[Used, Signature],
-    sources: Mapping[str, EdgeEnd],
-) -> Iterator[tuple[str, EdgeEnd, EdgeEnd]]:
-    """Every edge with the field that makes it."""
+    signature: Signature, steps: Sequence[EnsembleStep], used: Mapping[Used, Signature]
+) -> Iterator[tuple[tuple[int, str], str, EdgeEnd, EdgeEnd]]:
+    """Every edge with its place, as in `Graph.fits`, and the field that makes it."""
+    sources = _sources(signature, steps, used)
     for step in steps:
         model = used[step.used]
         for name, tensor in step.inputs.items():
             spec = model.input(name)
             who = f"input '{name}' of model '{step.model}' (step {step.number})"
             target = EdgeEnd(who, spec, spec.dims, model.batches)
-            yield step.input_path(name), sources[tensor], target
+            yield (step.number, name), step.input_path(name), sources[tensor], target
     for index, spec in enumerate(signature.outputs):
         who = f"output '{spec.name}' of the ensemble"
         target = EdgeEnd(who, spec, spec.model_dims, signature.batches)
-        yield f"output[{index}]", sources[spec.name], target
+        yield (-1, spec.name), f"output[{index}]", sources[spec.name], target
 
 
 def _edge_problems(path: str, source: EdgeEnd, target: EdgeEnd) -> Iterator[Problem]:
-    if source.spec.datatype is not target.spec.datatype:
-        yield (
-            path,
-            f"{source.who} is {source.spec.datatype}, and {target.who} is {target.spec.datatype}",
-        )
+    one, other = source.spec.datatype, target.spec.datatype
+    if one is not other:
+        yield path, f"{source.who} is {one}, and {target.who} is {other}"
     # As in Triton: what batches may be given as it is to what declares the rows as a dimension.
     if not (_agree(source.dims, target.dims) or _agree(source.whole, target.whole)):
-        yield (
-            path,
-            f"{source.who} has the shape {brackets(source.whole)}, and {target.who} the shape"
-            f" {brackets(target.whole)}",
-        )
+        shapes = brackets(source.whole), brackets(target.whole)
+        text = f"{source.who} has the shape {shapes[0]}, and {target.who} the shape {shapes[1]}"
+        yield path, text
     if source.spec.optional and not target.spec.optional:
         yield path, f"{source.who} is optional, and {target.who} is not"
 

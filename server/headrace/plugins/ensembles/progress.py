@@ -15,7 +15,8 @@ their step, and have not ended.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -76,17 +77,23 @@ class Moves(NamedTuple):
     responses: list[list[Tensor]]
 
 
+# Makes a `Start` of its fields without a Python-level call, for each step of a request.
+_new_start: Callable[[tuple[EnsembleStep, Scope, dict[str, Tensor]]], Start] = partial(
+    tuple.__new__, Start
+)
+
+
 class EnsembleProgress:
     """The state of one request; `over` is true once nothing is left to be done."""
 
     __slots__ = (
-        "_calls", "_graph", "_lines", "_plan", "_scopes", "_under_way", "_waiting", "over",
+        "_calls", "_graph", "_lines", "_scopes", "_under_way", "_waiting", "over", "plan",
     )  # fmt: skip
 
     def __init__(self, graph: Graph, outputs: tuple[str, ...]) -> None:
         self.over = False
         self._graph = graph
-        self._plan = graph.plan(outputs)
+        self.plan = graph.plan(outputs)
         # Of a stream there may be thousands, so that none is searched for.
         self._scopes: dict[Scope, None] = {}  # those below the request's
         self._lines: OrderedDict[Scope, None] = OrderedDict()  # of the plan's domain, unanswered
@@ -99,14 +106,10 @@ class EnsembleProgress:
         """True if steps wait for earlier calls of the same step: no more tensors are wanted."""
         return bool(self._waiting)
 
-    def wanted(self, number: int) -> tuple[str, ...]:
-        """The outputs that a step's model is asked for; () for all."""
-        return self._plan.wanted[number]
-
     def begin(self, inputs: Mapping[str, Tensor]) -> Moves:
-        """Start with the tensors of the request."""
+        """Start with the tensors of the request, which are no outputs: these are of steps."""
         scope = Scope((), None)
-        if not self._plan.domain:
+        if not self.plan.domain:
             self._lines[scope] = None
         scope.tensors.update(inputs)
         signature = self._graph.signature
@@ -119,13 +122,12 @@ class EnsembleProgress:
                 scope.tensors[spec.name] = given._replace(array=array)
         moves = Moves([], [])
         self._try(scope, list(scope.tensors), moves.starts)
-        self._collect(moves.responses)
         return moves
 
     def answered(self, start: Start, outputs: Iterable[Tensor] | None, final: bool) -> Moves:
         """A response of a step, or with None its end alone."""
         step, scope, _ = start
-        moves = Moves([], [])
+        starts, responses = moves = Moves([], [])
         decoupled = step.number in self._graph.decoupled
         to = scope
         if outputs is not None:
@@ -133,27 +135,28 @@ class EnsembleProgress:
                 to = Scope((*scope.domain, step.number), scope)
                 scope.open += 1
                 self._scopes[to] = None
-                if to.domain == self._plan.domain:
+                if to.domain == self.plan.domain:
                     self._lines[to] = None
             given = {tensor.name: tensor for tensor in outputs}
             found = {tensor: given.get(name) for name, tensor in step.outputs.items()}
             to.tensors.update(found)
-            self._try(to, found, moves.starts)
+            self._try(to, found, starts)
         if final:
             self._under_way -= 1
             scope.open -= 1
             if self._graph.most:
                 self._calls[step.number] -= 1
-                self._go_on(moves.starts)
-        self._collect(moves.responses)
-        if final or to is not scope:
+                self._go_on(starts)
+        self._collect(responses)
+        if to is not scope:
             self._close(to)
+        if scope.above is not None and (final or to is not scope):
             self._close(scope)
         return moves
 
     def _try(self, scope: Scope, names: Iterable[str], starts: list[Start]) -> None:
         """Start the steps that may have waited for these tensors of a scope."""
-        domains, consumers = self._graph.domains, self._plan.consumers
+        domains, consumers = self._graph.domains, self.plan.consumers
         for name in names:
             for number in consumers.get(name, ()):
                 domain = domains[number]
@@ -170,8 +173,9 @@ class EnsembleProgress:
         graph = self._graph
         step = graph.steps[number]
         tensors: dict[str, Tensor] = {}
+        here = scope.tensors
         for name, tensor in step.inputs.items():
-            found = scope.get(tensor)
+            found = here[tensor] if tensor in here else scope.get(tensor)
             if found is _UNKNOWN:
                 return
             if found is not None:
@@ -179,7 +183,7 @@ class EnsembleProgress:
         scope.begun.add(number)
         self._under_way += 1
         scope.open += 1
-        start = Start(step, scope, tensors)
+        start = _new_start((step, scope, tensors))
         if graph.most:
             if self._calls.get(number, 0) >= graph.most:
                 self._waiting.append(start)
@@ -198,24 +202,27 @@ class EnsembleProgress:
 
     def _collect(self, responses: list[list[Tensor]]) -> None:
         """Give the responses whose outputs are all known."""
-        lines, graph, outputs = self._lines, self._graph, self._plan.outputs
+        lines, graph, outputs = self._lines, self._graph, self.plan.outputs
         while lines:
             scope = next(iter(lines))
-            found = [scope.get(name) for name in outputs]
-            if any(tensor is _UNKNOWN for tensor in found):
-                return
+            here, given = scope.tensors, []
+            for name in outputs:
+                found = here[name] if name in here else scope.get(name)
+                if found is _UNKNOWN:
+                    return
+                if found is not None:
+                    given.append(graph.fitted(-1, name, found))
             del lines[scope]
-            named = zip(outputs, found, strict=True)
-            given = [graph.fitted(-1, name, one) for name, one in named if one is not None]
             if given or scope.above is None:
                 responses.append(given)
-            self._close(scope)
-        self.over = not (self._plan.domain and self._under_way)
+            if scope.above is not None:
+                self._close(scope)
+        self.over = not (self.plan.domain and self._under_way)
 
     def _close(self, scope: Scope) -> None:
         """Drop scopes, from this one upwards, in which nothing is going to happen any more."""
         while (above := scope.above) is not None:
-            planned = self._plan.sizes.get(scope.domain, 0)
+            planned = self.plan.sizes.get(scope.domain, 0)
             if scope.open or len(scope.begun) < planned or scope in self._lines:
                 return
             if scope not in self._scopes:

@@ -20,7 +20,7 @@ from headrace.core.call import (
     CallOptions,
     InferResponse,
     Owner,
-    Timing,
+    new_timing,
 )
 from headrace.core.errors import Cancelled, ExecutionFailed, QueueTimeout, ServerError, is_fault
 from headrace.core.limits import ModelLoad, Payer
@@ -222,14 +222,15 @@ class EnsembleRun(Owner):
         self.call.started = True
         if final:
             self._ended_step(call, False)
-        throttled = self._progress.throttled
+        throttles = self.scheduler.graph.most  # else none of its steps waits for another call
+        throttled = throttles and self._progress.throttled
         try:
             outputs = None if response is None else response.outputs
             self._go(self._progress.answered(call.start, outputs, final))
         except ServerError as error:
             self._fail(error)
             return
-        if throttled is not self._progress.throttled and not self._over:
+        if throttles and throttled is not self._progress.throttled and not self._over:
             self._hold_steps()
 
     def failed(self, call: StepCall, error: ServerError) -> None:
@@ -269,7 +270,7 @@ class EnsembleRun(Owner):
         if options is not NO_OPTIONS:
             options = self._passed_on(options)
         progress, number = self._progress, start.step.number
-        call = StepCall(self, start, progress.wanted(number), options)
+        call = StepCall(self, start, progress.plan.wanted[number], options)
         self.calls.add(call)
         try:
             self.scheduler.submit_step(call, False)
@@ -279,7 +280,7 @@ class EnsembleRun(Owner):
         except Exception as error:
             log.exception("bug while submitting a step of ensemble '%s'", self.call.model_name)
             raise ExecutionFailed(INTERNAL_TEXT) from error
-        if (self._held or progress.throttled) and number in self.scheduler.graph.decoupled:
+        if number in self.scheduler.graph.decoupled and (self._held or progress.throttled):
             call.hold(True)
 
     def _passed_on(self, options: CallOptions) -> CallOptions:
@@ -302,7 +303,7 @@ class EnsembleRun(Owner):
 
     def _respond(self, outputs: Iterable[Tensor], final: bool) -> None:
         call, scheduler = self.call, self.scheduler
-        timing = Timing(0, monotonic_ns() - call.arrived, call.rows)
+        timing = new_timing((0, monotonic_ns() - call.arrived, call.rows, 0))
         part = Part({tensor.name: tensor.array for tensor in outputs}, {})
         signature = scheduler.graph.signature
         response = part.response_to(signature, scheduler.version, call, timing)
