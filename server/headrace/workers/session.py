@@ -182,7 +182,7 @@ class Session:
                 self.held.pop(number, None)
             self._changed()
         elif kind is FrameKind.REPLY:
-            told = json.loads(meta)
+            told = json.loads(str(meta, "utf-8"))  # whose encoding is not looked for
             call = self._calls.get(told["call"])
             if call is not None:
                 if told["final"]:

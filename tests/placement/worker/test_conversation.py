@@ -23,7 +23,9 @@ class FakeLink:
         self.on_empty: Callable[[], None] = lambda: None
         self.sent: list[dict[str, Any]] = []
 
-    def send_loose(self, kind: object, document: dict[str, Any], blocks: object) -> None:
+    def send_loose(
+        self, kind: object, document: dict[str, Any], blocks: object, encode: object = None
+    ) -> None:
         self.sent.append(document)
 
 

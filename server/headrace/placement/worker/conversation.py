@@ -14,6 +14,8 @@ from operator import attrgetter
 from time import monotonic_ns
 from typing import Any, Protocol
 
+import orjson
+
 from headrace.core.call import Call, CallContext, CallOptions, InferResponse
 from headrace.core.datatypes import BY_NAME
 from headrace.core.errors import (
@@ -37,6 +39,7 @@ from headrace.ipc.frames import (
     BrokenFrame,
     FrameKind,
     Header,
+    as_json,
     offsets,
     pack_request,
     unpack_numbers,
@@ -94,7 +97,9 @@ class ModelCall(Call):
             outputs.append((tensor.name, tensor.datatype, tensor.array.shape))
             blocks.append([raw_bytes(tensor.array)])
         told = {"outputs": outputs, "parameters": response.parameters}
-        self._calls.reply(self._number, final, {"response": told}, blocks)
+        # 8 times as fast, but without NaN, which parameters may have.
+        encode = as_json if response.parameters else orjson.dumps
+        self._calls.reply(self._number, final, {"response": told}, blocks, encode)
 
     def finish(self) -> None:
         """Pass the end on."""
@@ -161,6 +166,7 @@ class ModelCalls:
         final: bool,
         told: dict[str, Any],
         blocks: list[list[Buffer]] | None = None,
+        encode: Callable[[object], bytes] = as_json,
     ) -> None:
         """Send a reply."""
         self.moves += 1
@@ -168,7 +174,7 @@ class ModelCalls:
             self._forget(number)
         try:
             document = {"call": number, "final": final, **told}
-            self._process.link.send_loose(FrameKind.REPLY, document, blocks or [])
+            self._process.link.send_loose(FrameKind.REPLY, document, blocks or [], encode)
         except OSError as error:  # no memory for the data
             self._cancel(number)
             failed = {"error": _told(ExecutionFailed(f"the response cannot be passed on: {error}"))}
@@ -476,7 +482,11 @@ class Conversation:
             if self.shared is not None:
                 self.shared.keep(unpack_numbers(meta))  # unknown numbers are ignored
             return
-        document: dict[str, Any] = json.loads(meta)
+        document: dict[str, Any]
+        try:
+            document = orjson.loads(meta)
+        except orjson.JSONDecodeError:  # NaN in a parameter, or malformed
+            document = json.loads(meta)
         if kind is FrameKind.FORM:
             self.frames.learn(document)
         elif kind is FrameKind.RESPONSE:

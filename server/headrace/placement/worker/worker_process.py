@@ -40,6 +40,7 @@ from headrace.ipc.frames import (
     FrameKind,
     FrameReader,
     Header,
+    as_json,
     frame,
     pack_header,
     pack_numbers,
@@ -186,15 +187,16 @@ class WorkerSocket:
             self._resting = None
 
     def send_loose(
-        self, kind: FrameKind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]]
-    ) -> None:
+        self, kind: FrameKind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]],
+        encode: Callable[[object], bytes] = as_json,
+    ) -> None:  # fmt: skip
         """Send a frame whose data, of the sizes in its meta, belongs to no slot.
 
         Small ones of one turn of the event loop are sent together at its end: a worker that waits
         for several is woken once, which takes 3 times less than for each. Raises `OSError` without
         enough memory.
         """
-        told, pieces, size = told_frame(kind, document, blocks)
+        told, pieces, size = told_frame(kind, document, blocks, encode=encode)
         if size or self._loop is None:
             descriptor = write_file(pieces, size) if size else -1
             self._write_together()
