@@ -90,6 +90,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "http": "headrace.plugins.stores.web:web_store",
         "https": "headrace.plugins.stores.web:web_store",
         "oci": "headrace.plugins.stores.oci:oci_store",
+        "hf": "headrace.plugins.stores.hub:hub_store",
     },
     "headrace.pages": {
         "console": "headrace.plugins.console:add_console",

@@ -23,7 +23,7 @@ from headrace.repository.store import Lease, Stored
 _FILE_SYSTEMS_OWN = "lost+found"  # a directory at the root of a volume
 # Files by which a directory is seen to be a model, besides `model.SUFFIX`.
 _FILES = ("MLmodel", "saved_model.pb")
-_SUFFIXES = (".onnx", ".skops", ".joblib", ".pkl", ".ubj", ".cbm", ".pt", ".pt2")
+MODEL_SUFFIXES = (".onnx", ".skops", ".joblib", ".pkl", ".ubj", ".cbm", ".pt", ".pt2")
 _DOCUMENTS = (".md", ".rst", ".html", ".pdf")
 # What a URL's scheme stands for, and the tools that provide it as a directory: by mounting, if that
 # is possible, or by copying.
@@ -264,7 +264,7 @@ def _is_model_file(path: Path) -> bool:
     """
     if path.is_file():
         named = path.stem == "model" and path.suffix not in _DOCUMENTS
-        return named or path.name in _FILES or path.suffix in _SUFFIXES
+        return named or path.name in _FILES or path.suffix in MODEL_SUFFIXES
     return path.stem == "model" and any((path / name).is_file() for name in (*_FILES, path.name))
 
 
