@@ -55,6 +55,7 @@ from headrace.plugins.run import command as run
 from headrace.plugins.sequences import SequenceBatching
 from headrace.plugins.stores.database import database_store
 from headrace.plugins.stores.hub import hub_store
+from headrace.plugins.stores.mlflow_registry import mlflow_store
 from headrace.plugins.stores.objects import object_store
 from headrace.plugins.stores.oci import oci_store
 from headrace.plugins.stores.signatures import required, signed
@@ -126,7 +127,8 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
         *named(
             STORES, s3=object_store, gs=object_store, az=object_store, sqlite=database_store,
             postgresql=database_store, mysql=database_store, http=web_store,
-            https=web_store, oci=oci_store, hf=hub_store, **{"as": object_store},
+            https=web_store, oci=oci_store, hf=hub_store, mlflow=mlflow_store,
+            **{"as": object_store},
         ),
         *named(environment.ENVIRONMENTS, python=demanded),
         *named(command.SOURCES, pools=triton.take_pools),

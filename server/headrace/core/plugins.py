@@ -91,6 +91,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "https": "headrace.plugins.stores.web:web_store",
         "oci": "headrace.plugins.stores.oci:oci_store",
         "hf": "headrace.plugins.stores.hub:hub_store",
+        "mlflow": "headrace.plugins.stores.mlflow_registry:mlflow_store",
     },
     "headrace.pages": {
         "console": "headrace.plugins.console:add_console",

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.registry import MANIFEST_TYPE, Registry
 from headrace.plugins.stores.remote import (
+    LOOPBACK,
     ModelState,
     RemoteContents,
     RemoteFile,
@@ -47,7 +48,6 @@ _TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 _NOT_MODELS = re.compile(
     r"sha256-[0-9a-f]{64}.*"
 )  # signatures and the like, beside what they are of
-_LOOPBACK = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
 _NOTHING = b"{}"
 
 
@@ -69,7 +69,7 @@ def read_address(address: str) -> ArtefactPlace:
         )
     scheme, host, repository, tag, digest = found.groups("")
     host = "registry-1.docker.io" if host == "docker.io" else host
-    scheme = scheme or ("http://" if _LOOPBACK.fullmatch(host) else "https://")
+    scheme = scheme or ("http://" if LOOPBACK.fullmatch(host) else "https://")
     return ArtefactPlace(scheme + host, repository, tag or digest)
 
 

@@ -20,6 +20,7 @@ Methods of `RemoteStore` are called on threads. `_guard` protects the counters a
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ from headrace.repository.store import Download, Lease, Store, StoreOptions
 
 log = logging.getLogger(__name__)
 
+# Hosts that are asked without TLS if an address does not say how.
+LOOPBACK = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
 _AT_ONCE = 8  # requests of a store
 _TRIES = 3  # of each part
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
