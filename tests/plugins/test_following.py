@@ -4,15 +4,18 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace.core.errors import LoadFailed
 from headrace.plugins.following import (
     QUIET_SECS,
     Change,
@@ -24,8 +27,11 @@ from headrace.plugins.following import (
     Reloader,
     WatchedFiles,
 )
+from headrace.repository.catalogue import Catalogue
 from headrace.repository.layout import ModelSource, single_file
+from headrace.repository.store import Store
 from tests.repository.files import write
+from tests.support.scrape import until
 from tests.support.stores import catalogue, scan
 
 PART = QUIET_SECS / 2
@@ -451,3 +457,66 @@ def test_a_failed_watch_is_retried(tmp_path: Path) -> None:
     finally:
         events.stop()
         events.join(60)
+
+
+# --- stores that are not directories
+
+
+class Shelf(Store):
+    """Models by name with their tokens. `names` waits for `open`, and fails while it is `down`."""
+
+    def __init__(self, address: str, **tokens: str) -> None:
+        self.address = address
+        self.tokens = tokens
+        self.open = Event()
+        self.open.set()
+        self.down = False
+
+    def names(self) -> Collection[str]:
+        self.open.wait(60)
+        if self.down:
+            raise LoadFailed(f"{self.address} cannot be reached")
+        return list(self.tokens)
+
+    def token(self, name: str) -> Hashable:
+        return self.tokens[name]
+
+
+def followed(*shelves: Shelf, late: Callable[[], None] = lambda: None) -> FollowedRepositories:
+    known = Catalogue(shelves)
+    return FollowedRepositories(known, known.sources()[0], late)
+
+
+def names(changes: Iterable[Change]) -> list[str]:
+    return [each.source.name if isinstance(each, Changed) else f"-{each.name}" for each in changes]
+
+
+def test_a_store_that_hangs_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, quick = Shelf("slow:", a="1"), Shelf("quick:", b="1")
+    answered = Event()
+    looking = followed(slow, quick, late=answered.set)
+    slow.open.clear()
+    slow.tokens, quick.tokens = {"c": "1"}, {"b": "2"}
+    clock, found = count(1), list[str]()
+
+    def changes(number: int) -> bool:
+        found.extend(names(looking.look(next(clock))))
+        return len(found) >= number
+
+    until(lambda: changes(1), "the change of the other store")
+    assert found == ["b"], "and the model of the store that hangs is not gone"
+    slow.open.set()
+    assert answered.wait(60)
+    until(lambda: changes(3), "the changes of the store")
+    assert sorted(found) == ["-a", "b", "c"]
+
+
+def test_models_of_a_store_that_is_out_of_reach_from_the_start_stay() -> None:
+    shelf = Shelf("shelf:", a="1")
+    known = Catalogue((shelf,))
+    sources, [] = known.sources()
+    shelf.down = True
+    looking = FollowedRepositories(known, sources)
+    assert [names(looking.look(now)) for now in range(4)] == [[], [], [], []]
+    shelf.down, shelf.tokens = False, {"a": "2"}
+    assert [names(looking.look(now)) for now in (4, 5)] == [[], ["a"]]

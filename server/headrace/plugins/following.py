@@ -12,6 +12,8 @@ A change counts once files have been stable for a while, so that a file being wr
 not loaded half. Atomic changes are seen as a whole: a file or directory renamed into place, a link
 pointed to another target.
 
+Stores are asked side by side, each by a thread: one that hangs delays no other.
+
 What cannot be examined is inconclusive: a repository that cannot be read at present, or that is
 empty because nothing is mounted any more, counts as unchanged, and so does a model in it whose
 directory cannot be read. Only an entry missing from a readable repository is gone, and only after
@@ -41,6 +43,7 @@ from headrace.repository.store import Store, explained
 log = logging.getLogger(__name__)
 
 QUIET_SECS = 0.5
+PATIENCE_SECS = 1.0  # for stores, all at once; those that take longer are looked at later
 _LONG_AGO = float("-inf")
 _LOOK_SECS = 0.2
 
@@ -239,27 +242,81 @@ class Gone:
 Change: TypeAlias = Changed | Gone
 
 
+class _Listing:
+    """The names in a store, listed by a thread of its own, so that it delays no other store."""
+
+    def __init__(self, store: Store, late: Callable[[], None]) -> None:
+        """`late` is called on the thread if it ends after somebody has given up `wait`."""
+        self.names: Collection[str] = ()
+        self.error: LoadFailed | None = None
+        self._store = store
+        self._late = late
+        self._given_up = False
+        self._done = Event()
+        # A daemon: a store that hangs must not keep the process from exiting.
+        Thread(target=self._run, name=f"names of {store.address}", daemon=True).start()
+
+    def wait(self) -> bool:
+        """True if it has ended, for which the first call waits a while."""
+        if not self._done.wait(0 if self._given_up else PATIENCE_SECS):
+            self._given_up = True
+        return self._done.is_set()
+
+    def _run(self) -> None:
+        try:
+            with explained(self._store.address):
+                self.names = self._store.names()
+        except LoadFailed as error:
+            self.error = error
+        self._done.set()
+        if self._given_up:
+            self._late()
+
+
 class _Repository:
     """One store with its content when it could last be read."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, known: Collection[str] = (), late: Callable[[], None] = lambda: None
+    ) -> None:
+        """`known` are the names of its models that are known already."""
         self.store = store
-        self.models: Collection[str] = ()
+        self.models: Collection[str] = known
+        self._late = late
+        self._listing: _Listing | None = None
         # Device and inode of its directory; None while it cannot be read, and for other stores.
         self.place: tuple[int, int] | None = None
         self._device: int | None = None  # device when it could last be read
         self.lost = False  # true while it cannot be read
+
+    @property
+    def unclear(self) -> bool:
+        """True while it cannot be read, or has not answered."""
+        return self.lost or self._listing is not None
+
+    def ask(self) -> None:
+        """Begin to list its models, unless that is under way, or quick."""
+        if self._listing is None and not isinstance(self.store, Directory):
+            self._listing = _Listing(self.store, self._late)
 
     def look(self) -> None:
         """List its models, if possible."""
         store, name = self.store, f"model repository {self.store.address}"
         place = None
         try:
-            with explained(store.address):
+            if self._listing is not None:
+                if not self._listing.wait():
+                    return
+                listing, self._listing = self._listing, None
+                if listing.error is not None:
+                    raise listing.error
+                found = listing.names
+            elif isinstance(store, Directory):
                 found = store.names()
-            if isinstance(store, Directory):
                 status = store.path.stat()
                 place = status.st_dev, status.st_ino
+            else:
+                return
         except LoadFailed as error:
             self._lose(str(error))
             return
@@ -326,10 +383,23 @@ class _Watched:
 class FollowedRepositories:
     """The repositories of a catalogue, compared from one look to the next. Used by one thread."""
 
-    def __init__(self, catalogue: Catalogue, sources: Iterable[ModelSource]) -> None:
-        """`sources` are the known models; later looks are compared with their current state."""
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        sources: Iterable[ModelSource],
+        late: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`sources` are the known models; later looks are compared with their current state.
+
+        `late` is called on any thread when a store answers that no look has waited for.
+        """
+        sources = list(sources)
+        known: dict[Store, set[str]] = {store: set() for store in catalogue.stores}
+        for source in sources:
+            if source.stored is not None:
+                known[source.stored.store].add(source.stored.name)
         self._catalogue = catalogue
-        self._repositories = [_Repository(store) for store in catalogue.stores]
+        self._repositories = [_Repository(store, known[store], late) for store in catalogue.stores]
         self._models = {s.name: _Watched(_state(s)) for s in sources if s.file is None}
         self._unsettled: set[str] = set()
         for repository in self._repositories:
@@ -352,9 +422,11 @@ class FollowedRepositories:
         None for all; new ones and those with changes in progress are always examined.
         """
         for repository in self._repositories:
+            repository.ask()
+        for repository in self._repositories:
             repository.look()
         places = self._catalogue.places({each.store: each.models for each in self._repositories})
-        lost = {repository.store for repository in self._repositories if repository.lost}
+        lost = {repository.store for repository in self._repositories if repository.unclear}
         changes: list[Change] = []
         for name, of_name in sorted(places.items()):
             if any(place.store in lost for place in of_name):
@@ -465,9 +537,9 @@ class Follower(_Following):
         The repositories are examined every `poll_secs`, and earlier on `events`.
         """
         super().__init__(engine, loop, "repositories")
-        self._followed = FollowedRepositories(catalogue, sources)
         self._poll_secs = poll_secs
         self._hints: SimpleQueue[frozenset[str] | None] = SimpleQueue()
+        self._followed = FollowedRepositories(catalogue, sources, partial(self._hints.put, None))
         paths = [store.path for store in catalogue.stores if isinstance(store, Directory)]
         for store in catalogue.stores:
             store.watch(partial(self._hints.put, None))
