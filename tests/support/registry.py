@@ -61,6 +61,11 @@ class RegistryProcess(BrokerProcess):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def send(self, number: int) -> None:
+        """Send it a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
     def blob_file(self, digest: str) -> Path:
         """The file that holds a blob."""
         name = digest.removeprefix("sha256:")

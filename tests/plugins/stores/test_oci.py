@@ -2,6 +2,8 @@
 
 import base64
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,12 @@ from headrace.plugins.stores.oci import (
 from headrace.plugins.stores.registry import MANIFEST_TYPE, RegistryLogin, find_credentials
 from headrace.plugins.stores.remote import ModelState, RemoteFile, Unreached
 from headrace.repository.catalogue import open_store
-from headrace.repository.model_files import MANIFEST, manifest_of
+from headrace.repository.model_files import MANIFEST, Digests, manifest_of
 from headrace.repository.store import StoreOptions
 from tests.models.onnx_graphs import constant, write_model
 from tests.support.registry import SECRET, USER, RegistryProcess, TokenServer, passwords
-from tests.support.scrape import until
-from tests.support.server_process import clean_server
+from tests.support.scrape import Scraper, until
+from tests.support.server_process import ServerProcess, clean_server
 from tests.support.stores import constant_of
 
 DIGEST = f"sha256:{'0' * 64}"
@@ -317,3 +319,54 @@ def test_a_server_follows_a_tag(
         assert constant_of(server, "m") == 1
         models("push", str(write_model(tmp_path / "new", "m", constant(2))), address)
         until(lambda: constant_of(server, "m") == 2, "the new artefact")
+
+
+@pytest.mark.slow
+@pytest.mark.whole
+@pytest.mark.timeout(900)
+def test_two_gigabytes_survive_a_killed_server(
+    registry: RegistryProcess, tmp_path: Path, models: Callable[..., str]
+) -> None:
+    """The next server fetches only the parts that the killed one has not written."""
+    nbytes = 2 << 30
+    parts = nbytes // PART
+    directory = write_model(tmp_path / "source", "m", constant(1))
+    weights = directory / "1" / "weights.bin"
+    with weights.open("wb") as file:
+        file.truncate(nbytes)
+        for number in range(parts):  # so that no part can take another's place
+            os.pwrite(file.fileno(), b"%d" % number, number * PART)
+    address = f"oci://{registry.host}/large/m:1"
+    models("push", str(directory), address)
+    cache = tmp_path / "servers"
+    given = (f"--store-cache={cache}",)
+
+    def written() -> int:
+        return sum(path.read_bytes().count(1) for path in (cache / "partial").glob("*.parts"))
+
+    with ServerProcess(address, options=given, wait=False) as server:
+        until(lambda: written() > parts // 4, "a part of the download", seconds=300)
+        registry.send(signal.SIGSTOP)  # so that the server is killed in the middle
+        os.kill(server.pid, signal.SIGKILL)
+        server.stop()
+    here = written()
+    assert parts // 4 < here < parts
+    registry.send(signal.SIGCONT)
+    with (
+        ServerProcess(address, options=given, wait=False) as server,
+        Scraper(server.metrics) as scraper,
+    ):
+        url = f"{server.url}/v2/models/m/ready"
+        until(lambda: httpx.get(url, trust_env=False).status_code == 200, "the model", seconds=600)
+        assert f"m: 1/weights.bin is continued, {here * PART} bytes are here" in server.log
+        read = scraper.now().value("headrace_store_read_bytes_total")
+        assert read == (parts - here) * PART, "small files were first"
+        assert constant_of(server, "m") == 1
+        assert server.stop() == 0
+    store = open_store(address, options=StoreOptions(str(cache)))
+    assert store.names() == {"m"}
+    lease = store.materialise("m", store.token("m"))
+    brought = lease.path
+    assert (brought / "1" / "weights.bin").stat().st_size == nbytes
+    assert Digests().problems(brought) == []
+    assert manifest_of(brought) == manifest_of(directory)
