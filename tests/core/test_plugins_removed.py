@@ -4,6 +4,7 @@ A plugin goes with its module or folder and its lines in `core/plugins.py`. What
 refused with an error that names it; everything else is as before.
 """
 
+import json
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ import pytest
 from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import execution, in_config, tensors, write_python_model
-from tests.support.command import run
+from tests.support.command import FREE_PORTS, run
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_client import HttpClient
 from tests.support.scrape import until
@@ -53,9 +54,10 @@ DECLARED = tensors("input", ("X", "FP32", "1")) + tensors("output", ("Y", "FP32"
 def copy_without(folder: Path, *plugins: str) -> Path:
     """The import path of a copy of the package in `folder` without these plugins."""
     package = folder / "headrace"
-    shutil.copytree(PACKAGE, package)
+    shutil.copytree(PACKAGE, package, copy_function=os.symlink)
     table = package / "core" / "plugins.py"
     lines = table.read_text().splitlines(keepends=True)
+    table.unlink()
     for plugin in plugins:
         target = re.compile(rf'"headrace\.plugins\.{plugin}[.:]')
         kept = [line for line in lines if not target.search(line)]
@@ -70,29 +72,29 @@ def copy_without(folder: Path, *plugins: str) -> Path:
     return folder
 
 
-def remote(root: Path, **parameters: str) -> None:
+def remote(root: Path, name: str, **parameters: str) -> None:
     """A model on a server that is not there."""
     given = parameters if "remote_backend" in parameters else {
         "endpoints": "grpc://127.0.0.1:1", **parameters,
     }  # fmt: skip
     config = f'backend: "triton"\nmax_batch_size: 8\n{DECLARED}{in_config(given)}'
-    (root / "needy" / "1").mkdir(parents=True)
-    (root / "needy" / "config.pbtxt").write_text(config)
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "config.pbtxt").write_text(config)
 
 
-def with_requirements(root: Path) -> None:
-    write_python_model(root, "needy", PYTHON, DECLARED)
-    (root / "needy" / "requirements.txt").write_text("six\n")
+def with_requirements(root: Path, name: str) -> None:
+    write_python_model(root, name, PYTHON, DECLARED)
+    (root / name / "requirements.txt").write_text("six\n")
 
 
 # A model that needs a plugin, and why it is not served.
-MODELS: Mapping[str, tuple[Callable[[Path], object], str]] = {
+MODELS: Mapping[str, tuple[Callable[[Path, str], object], str]] = {
     "dialects": (
-        lambda root: remote(root, protocol="tfserving"),
+        lambda root, name: remote(root, name, protocol="tfserving"),
         r"parameters\['protocol'\]: expected v2, got 'tfserving'",
     ),
     "ensembles": (
-        lambda root: write_ensemble(root, "needy", ENSEMBLE),
+        lambda root, name: write_ensemble(root, name, ENSEMBLE),
         "'ensemble' is not a platform of this server",
     ),
     "environments": (
@@ -100,15 +102,17 @@ MODELS: Mapping[str, tuple[Callable[[Path], object], str]] = {
         "this server was installed without its environments of models",
     ),
     "functions": (
-        lambda root: write_python_model(root, "needy", FUNCTION),
+        lambda root, name: write_python_model(root, name, FUNCTION),
         "without its part 'functions'",
     ),
     "in_process": (
-        lambda root: write_python_model(root, "needy", PYTHON, DECLARED + execution("thread")),
+        lambda root, name: write_python_model(root, name, PYTHON, DECLARED + execution("thread")),
         "without its part 'in_process'",
     ),
     "loaders": (
-        lambda root: write_model(root, "needy", b"{}", 'backend: "xgboost"', filename="model.json"),
+        lambda root, name: write_model(
+            root, name, b"{}", 'backend: "xgboost"', filename="model.json"
+        ),
         "'xgboost' is not a backend of this server",
     ),
     "padding": (
@@ -116,21 +120,21 @@ MODELS: Mapping[str, tuple[Callable[[Path], object], str]] = {
         "without its part 'padding'",
     ),
     "sequences": (
-        lambda root: write_model(
-            root, "needy", identity(), "max_batch_size: 4 sequence_batching { }"
+        lambda root, name: write_model(
+            root, name, identity(), "max_batch_size: 4 sequence_batching { }"
         ),
         "without its part 'sequences'",
     ),
     "traffic": (
-        lambda root: write_model(root, "needy", identity(), in_config({"traffic": "{}"})),
+        lambda root, name: write_model(root, name, identity(), in_config({"traffic": "{}"})),
         r"parameters\['traffic'\]: this server was installed without its stage 'traffic'",
     ),
     "triton": (
-        lambda root: remote(root, remote_backend="python"),
+        lambda root, name: remote(root, name, remote_backend="python"),
         "without its part 'triton_servers'",
     ),
     "upstream_memory": (
-        lambda root: remote(root, shared_memory="true"),
+        lambda root, name: remote(root, name, shared_memory="true"),
         "without its part 'upstream_memory'",
     ),
 }
@@ -148,6 +152,20 @@ OPTIONS: Mapping[str, tuple[str, str]] = {
     "stores": ("--require-signature=keys.pem", "signatures"),
     "traces": ("--trace-config=triton,file=traces.json", "traces"),
 }
+
+# Starts a server with each option in turn, and prints the exit statuses.
+SERVE_WITH_EACH = """
+import json, sys
+from headrace.cli import main
+
+statuses = []
+for option in sys.argv[2:]:
+    try:
+        main([*json.loads(sys.argv[1]), option])
+    except SystemExit as ended:
+        statuses.append(ended.code)
+print(json.dumps(statuses))
+"""
 
 
 def refuses_gpu_memory(server: ServerProcess) -> bool:
@@ -174,34 +192,68 @@ REQUESTS: Mapping[str, Callable[[ServerProcess], bool]] = {
 }
 
 
-@pytest.mark.parametrize("plugin", PLUGINS)
-def test_a_server_without_a_plugin(plugin: str, tmp_path: Path) -> None:
-    (models := tmp_path / "models").mkdir()
-    write, problem = MODELS.get(plugin, (None, ""))
-    if write is not None:
-        write(models)
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """The environment of a copy of the package without any plugin."""
+    return {"PYTHONPATH": str(copy_without(tmp_path_factory.mktemp("bare"), *PLUGINS))}
+
+
+def check_server(models: Path, environment: Mapping[str, str], plugins: Sequence[str]) -> None:
+    """Run a server without these plugins, with models and requests that need them."""
+    models.mkdir()
+    problems = []
+    for plugin in MODELS.keys() & plugins:
+        write, problem = MODELS[plugin]
+        write(models, f"needs_{plugin}")
+        problems.append(problem)
     onnx_examples(models)
-    environment = {"PYTHONPATH": str(copy_without(tmp_path / "path", plugin))}
     options = ("--exit-on-error=false", "--allow-client-shm", "--allow-in-process-python")
     with clean_server(models, options=options, environment=environment) as server:
         # A thread of the server writes its log.
-        until(lambda: bool(re.search(problem, server.log)), f"{problem} in the log")
+        until(lambda: all(re.search(p, server.log) for p in problems), f"{problems} in the log")
         for client in (HttpClient(server.url, binary=False), GrpcClient(server.grpc)):
             with client:
                 assert client.live()
                 assert client.ready()
                 answer = client.infer("simple", {"INPUT0": ROW, "INPUT1": ROW})
                 np.testing.assert_array_equal(answer["OUTPUT0"], 2 * ROW)
-        if plugin in REQUESTS:
-            assert REQUESTS[plugin](server)
+        for plugin in REQUESTS.keys() & plugins:
+            assert REQUESTS[plugin](server), plugin
 
 
+def test_a_server_without_plugins(bare: Mapping[str, str], tmp_path: Path) -> None:
+    check_server(tmp_path / "models", bare, PLUGINS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_a_server_without_a_plugin(plugin: str, tmp_path: Path) -> None:
+    environment = {"PYTHONPATH": str(copy_without(tmp_path / "path", plugin))}
+    check_server(tmp_path / "models", environment, [plugin])
+
+
+def test_options_that_need_a_plugin(bare: Mapping[str, str], tmp_path: Path) -> None:
+    given = ["serve", f"--model-repository={tmp_path}", *FREE_PORTS]
+    ran = subprocess.run(
+        [sys.executable, "-c", SERVE_WITH_EACH, json.dumps(given),
+         *(option for option, _ in OPTIONS.values())],
+        env={**os.environ, **bare}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) == [1] * len(OPTIONS)
+    for _, part in OPTIONS.values():
+        expected = f"headrace serve: this server was installed without its part '{part}'"
+        assert ran.stderr.count(expected) == 1, ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("plugin", "option", "part"), [(p, *each) for p, each in OPTIONS.items()])
 def test_an_option_that_needs_a_plugin(plugin: str, option: str, part: str, tmp_path: Path) -> None:
-    (models := tmp_path / "models").mkdir()
-    ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
     environment = {"PYTHONPATH": str(copy_without(tmp_path / "path", plugin))}
-    ran = run("serve", f"--model-repository={models}", *ports, option, environment=environment)
+    ran = run(
+        "serve", f"--model-repository={tmp_path}", *FREE_PORTS, option, environment=environment
+    )
     assert ran.returncode == 1
     assert f"headrace serve: this server was installed without its part '{part}'" in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -209,9 +261,8 @@ def test_an_option_that_needs_a_plugin(plugin: str, option: str, part: str, tmp_
 
 def test_inboxes_are_a_door(tmp_path: Path) -> None:
     (models := tmp_path / "models").mkdir()
-    ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
     environment = {"PYTHONPATH": str(copy_without(tmp_path / "path", "inboxes"))}
-    given = (f"--model-repository={models}", *ports, "--inboxes=f.toml")
+    given = (f"--model-repository={models}", *FREE_PORTS, "--inboxes=f.toml")
     ran = run("serve", *given, environment=environment)
     assert ran.returncode == 1
     assert "--door inboxes=f.toml: no installed package has a door 'inboxes'" in ran.stderr
