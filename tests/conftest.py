@@ -31,6 +31,7 @@ def pytest_collection() -> Iterator[None]:
 
 # Long files of a process: begun last, they would leave the other cores idle.
 LONG = (
+    "tests/core/test_plugins_removed.py",  # with the contract's quick tests, in one process
     "tests/protocol/http2/test_connection_fuzz.py",
     "tests/soak/",
     "tests/models/test_example_models.py",
