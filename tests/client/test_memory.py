@@ -105,42 +105,41 @@ def test_tensors_in_memory(scheme: str, urls: Mapping[str, str], server: ServerP
     np.testing.assert_array_equal(kept[-1], X + 5)  # also when the client is closed
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_outputs_of_other_sizes(
-    scheme: str, own: Callable[..., ServerProcess], tmp_path: Path
-) -> None:
-    with own() as server, Client(f"{scheme}:{tmp_path}/{scheme}") as client:
-        for size in (1 << 20, 1 << 20, 1 << 22, 1 << 22, 1 << 16, 3, 1 << 20):
-            np.testing.assert_array_equal(grown(client, size), np.arange(size))
+def test_outputs_of_other_sizes(own: Callable[..., ServerProcess], tmp_path: Path) -> None:
+    with own() as server:
+        for scheme in SCHEMES:
+            with Client(f"{scheme}:{tmp_path}/{scheme}") as client:
+                for size in (1 << 20, 1 << 20, 1 << 22, 1 << 22, 1 << 16, 3, 1 << 20):
+                    np.testing.assert_array_equal(grown(client, size), np.arange(size))
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_request_that_times_out(
-    scheme: str, own: Callable[..., ServerProcess], tmp_path: Path
-) -> None:
+def test_a_request_that_times_out(own: Callable[..., ServerProcess], tmp_path: Path) -> None:
     """The region that the late output is written to is not used again."""
-    with own() as server, Client(f"{scheme}:{tmp_path}/{scheme}") as client:
-        for _ in range(2):
-            grown(client, 1 << 20)
-        with pytest.raises(TimedOut):
-            grown(client, -(1 << 20), timeout=0.1)
-        found = [grown(client, 1 << 20) for _ in range(3)]
-        for array in found:
-            np.testing.assert_array_equal(array, np.arange(1 << 20))
+    with own() as server:
+        for scheme in SCHEMES:
+            with Client(f"{scheme}:{tmp_path}/{scheme}") as client:
+                for _ in range(2):
+                    grown(client, 1 << 20)
+                with pytest.raises(TimedOut):
+                    grown(client, -(1 << 20), timeout=0.1)
+                found = [grown(client, 1 << 20) for _ in range(3)]
+                for array in found:
+                    np.testing.assert_array_equal(array, np.arange(1 << 20))
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_server_that_is_restarted(
-    scheme: str, own: Callable[..., ServerProcess], tmp_path: Path
-) -> None:
-    with Client(f"{scheme}:{tmp_path}/{scheme}") as client:
+def test_a_server_that_is_restarted(own: Callable[..., ServerProcess], tmp_path: Path) -> None:
+    with (
+        Client(f"unix:{tmp_path}/unix") as http,
+        Client(f"grpc+unix:{tmp_path}/grpc+unix") as over_grpc,
+    ):
         for options in ((), ("--unix-socket-memory=false",), ("--frontends=1",)):
             with own(*options) as server:
-                client.wait_ready()
-                for _ in range(3):
-                    np.testing.assert_array_equal(grown(client, 1 << 20), np.arange(1 << 20))
+                for client in (http, over_grpc):
+                    client.wait_ready()
+                    for _ in range(3):
+                        np.testing.assert_array_equal(grown(client, 1 << 20), np.arange(1 << 20))
                 assert server.stop() == 0
 
 
