@@ -157,6 +157,7 @@ def test_a_model_without_code_is_as_accurate_as_stated(name: str) -> None:
     assert [(int(found[1]), int(found[2]))] == stated(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["iris", "reviews"])
 def test_declarations_of_models_without_code_match(name: str) -> None:
     module = script(name)
@@ -170,6 +171,7 @@ def test_declarations_of_models_without_code_match(name: str) -> None:
     assert declared[1:] == found
 
 
+@pytest.mark.slow
 def test_reviews_have_their_labels_in_order() -> None:
     module = script("reviews")
     texts, _ = module.held_out()

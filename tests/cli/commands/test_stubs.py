@@ -54,6 +54,7 @@ def test_stubs_are_the_same_of_directories_and_servers(
             compile(text, str(file), "exec")
 
 
+@pytest.mark.slow
 def test_mypy_uses_the_types(repository: Path, headrace: Headrace, tmp_path: Path) -> None:
     assert headrace("stubs", str(repository), "--output", str(tmp_path / "models.pyi")).status == 0
     (tmp_path / "program.py").write_text(PROGRAM)
