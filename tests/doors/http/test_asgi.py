@@ -42,7 +42,7 @@ class Client:
         self.connection = connection
         self._rest = b""  # received behind the last answer
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         await asyncio.get_running_loop().sock_sendall(self.socket, data)
 
     async def receive(self, method: str = "GET") -> Answer:
@@ -53,7 +53,7 @@ class Client:
         if self._rest:
             parser.receive_data(self._rest)
         head: h11.Response | h11.InformationalResponse | None = None
-        body = b""
+        body = bytearray()
         async with asyncio.timeout(20):
             while not isinstance(event := parser.next_event(), h11.EndOfMessage):
                 if event is h11.NEED_DATA:
@@ -69,7 +69,7 @@ class Client:
         self._rest = parser.trailing_data[0]
         assert head is not None
         headers = {name.decode(): value.decode() for name, value in head.headers}
-        return Answer(head.status_code, headers, body)
+        return Answer(head.status_code, headers, bytes(body))
 
     async def ask(self, request: bytes) -> Answer:
         await self.send(request)
@@ -106,13 +106,13 @@ def part(body: bytes = b"", more: bool = False) -> Message:
 
 async def whole(receive: Receive) -> bytes:
     """The body of a request."""
-    body, more = b"", True
+    body, more = bytearray(), True
     while more:
         message = await receive()
         assert message["type"] == "http.request", message
         body += message["body"]
         more = message["more_body"]
-    return body
+    return bytes(body)
 
 
 def sending(*messages: Message) -> ASGIApp:
@@ -252,7 +252,7 @@ async def test_nothing_is_read_that_the_application_does_not_take() -> None:
         await go_on.wait()
         await echo(scope, receive, send)
 
-    body = bytes(16 << 20)
+    body = memoryview(bytes(16 << 20))
     async with client_of(app) as client:
         await client.send(request("POST / HTTP/1.1", f"content-length: {len(body)}"))
         sent = 0
