@@ -71,6 +71,7 @@ def test_every_format_has_a_loader() -> None:
     assert all((folder / f"{name}.py").is_file() for name in FORMATS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loader", "package", "name", "library"),
     [
