@@ -211,23 +211,22 @@ def test_a_server_that_does_not_answer(scheme: str) -> None:
                     list(client.generate_stream("m", {}, timeout=0.05))
 
 
-@pytest.mark.parametrize(
-    ("scheme", "refused", "known_by"), [
-    ("http", 403, {"token": "secret"}),
-    ("grpc", 403, {"headers": {"triton-grpc-protocol-authorization": "Bearer secret"}}),
-])  # fmt: skip
-def test_headers(scheme: str, refused: int, known_by: Any, tmp_path: Path) -> None:
+def test_headers(tmp_path: Path) -> None:
     rule = "metadata:authorization=Bearer secret"
     options = (f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}")
+    over_grpc = {"headers": {"triton-grpc-protocol-authorization": "Bearer secret"}}
     with ServerProcess(onnx_examples(tmp_path), options=options) as server:
-        url = server.url if scheme == "http" else f"grpc://{server.grpc}"
-        with Client(url, **known_by) as known, Client(url) as unknown:
-            assert known.metadata()["name"] == "headrace"
-            with pytest.raises(StatusError, match="authorization") as raised:
-                unknown.metadata()
-            assert raised.value.status == refused
-            with pytest.raises(InputError), Client(url, headers={"x": "a\nb"}) as wrong:
-                wrong.metadata()
+        known_by: tuple[tuple[str, Any], ...] = (
+            (server.url, {"token": "secret"}), (f"grpc://{server.grpc}", over_grpc),
+        )  # fmt: skip
+        for url, given in known_by:
+            with Client(url, **given) as known, Client(url) as unknown:
+                assert known.metadata()["name"] == "headrace"
+                with pytest.raises(StatusError, match="authorization") as raised:
+                    unknown.metadata()
+                assert raised.value.status == 403
+                with pytest.raises(InputError), Client(url, headers={"x": "a\nb"}) as wrong:
+                    wrong.metadata()
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc", "unix", "grpc+unix"])
@@ -276,13 +275,16 @@ def test_tls_where_there_is_none(server: ServerProcess) -> None:
                 client.live()
 
 
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_a_server_that_shuts_down(scheme: str, tmp_path: Path) -> None:
-    with ServerProcess(onnx_examples(tmp_path)) as server:
-        url = server.url if scheme == "http" else f"grpc://{server.grpc}"
-        with Client(url) as client:
+def test_a_server_that_shuts_down(tmp_path: Path) -> None:
+    with (
+        ServerProcess(onnx_examples(tmp_path)) as server,
+        Client(server.url) as http,
+        Client(f"grpc://{server.grpc}") as over_grpc,
+    ):
+        for client in (http, over_grpc):
             assert client.infer("simple", PAIR)
-            server.stop(signal.SIGKILL)
+        server.stop(signal.SIGKILL)
+        for client in (http, over_grpc):
             with pytest.raises(ConnectionFailed):
                 client.infer("simple", PAIR)
 

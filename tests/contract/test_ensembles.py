@@ -1,10 +1,9 @@
 """Ensembles over every door: what their steps do with requests, and what clients see of it."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -544,17 +543,20 @@ def test_requests_leave_no_cycles(
         assert process.stop() == 0
 
 
-@pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
-def test_steps_answered_by_a_cache(tmp_path: Path, make: Callable[[Any], Client]) -> None:
+def test_steps_answered_by_a_cache(tmp_path: Path) -> None:
     cached = "max_batch_size: 8\nresponse_cache { enable: true }"
     for number in (1, 10):
         write_model(tmp_path, f"plus_{number}", graphs.add_constant(number), cached)
     write_ensemble(tmp_path, "chain", CHAIN)
     options = ("--cache-config=local,size=1048576",)
-    with clean_server(tmp_path, options=options) as process, make(process) as client:
-        for _ in range(3):  # the answers of all steps are there at once from the second time on
-            assert client.infer("chain", {"x": rows(1, 2)}, id="c")["y"].tolist() == [[12], [13]]
-        [step_model] = client.statistics("plus_10")
-        assert step_model.inference_stats.cache_hit.count == 2
-        [found] = client.statistics("chain")
-        assert (found.execution_count, found.inference_stats.success.count) == (3, 3)
+    with clean_server(tmp_path, options=options) as process:
+        for number, make in enumerate(CLIENTS.values(), 1):
+            with make(process) as client:
+                for _ in range(3):  # from the second time on all steps are answered at once
+                    answer = client.infer("chain", {"x": rows(number, -number)}, id="c")
+                    assert answer["y"].tolist() == [[11 + number], [11 - number]]
+                [step_model] = client.statistics("plus_10")
+                assert step_model.inference_stats.cache_hit.count == 2 * number
+                [found] = client.statistics("chain")
+                counts = (found.execution_count, found.inference_stats.success.count)
+                assert counts == (3 * number, 3 * number)

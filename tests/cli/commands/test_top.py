@@ -408,25 +408,27 @@ def until(terminal: int, text: bytes) -> bytes:
     return output
 
 
-@pytest.mark.parametrize("rich", [True, False])
-def test_a_live_table(rich: bool, tmp_path: Path) -> None:
+def test_a_live_table(tmp_path: Path) -> None:
     """A live table waits for a server that goes away, and goes on with the next one."""
     write_model(tmp_path, "alone", identity())
     with (
         kept_port() as options,
         ServerProcess(tmp_path, options=options) as server,
-        on_a_terminal(server.url, rich=rich) as (terminal, process),
+        on_a_terminal(server.url, rich=True) as (page, rich),
+        on_a_terminal(server.url, rich=False) as (lines, plain_text),
     ):
-        output = until(terminal, b"alone")
-        assert (b"\x1b[?1049h" in output) is rich  # on a page of its own
+        assert b"\x1b[?1049h" in until(page, b"alone")  # on a page of its own
+        assert b"\x1b[?1049h" not in until(lines, b"alone")
         server.stop()
-        until(terminal, b"no server at")
+        for terminal in (page, lines):
+            until(terminal, b"no server at")
         with ServerProcess(tmp_path, options=options):
-            until(terminal, b"alone")
-            process.send_signal(signal.SIGINT)
-            if rich:
-                until(terminal, b"\x1b[?1049l")
-            assert process.wait(30) == 0
+            for terminal, process in ((page, rich), (lines, plain_text)):
+                until(terminal, b"alone")
+                process.send_signal(signal.SIGINT)
+            until(page, b"\x1b[?1049l")
+            for process in (rich, plain_text):
+                assert process.wait(30) == 0
 
 
 def test_no_server(headrace: Headrace) -> None:
