@@ -35,6 +35,29 @@ ALONE = """
                 for r in requests
             ]
 """
+# The same, with the sum of the values of each sequence.
+SUMS = (
+    ALONE.replace(
+        """[
+                pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())])
+                for r in requests
+            ]""",
+        "[self.answer(request) for request in requests]",
+    )
+    + """
+        def answer(self, request):
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            start = pb_utils.get_input_tensor_by_name(request, "START").as_numpy()
+            sums = self.__dict__.setdefault("sums", {})
+            id = request.correlation_id()
+            sums[id] = x + (0 if start.any() else sums.get(id, 0))  # 0: an empty slot
+            return pb_utils.InferenceResponse([pb_utils.Tensor("Y", sums[id])])
+"""
+)
+START = (
+    'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START'
+    " int32_false_true: [ 0, 1 ] } }"
+)
 SIGNATURE = tensors("input", ("X", "INT64", "1")) + tensors("output", ("Y", "INT64", "1"))
 
 
@@ -46,6 +69,13 @@ def write_models(root: Path) -> None:
         lock = root.parent / (name if name == "free" else "lock")
         source = ALONE.replace("{lock}", str(lock))
         write_python_model(root, name, source, f"max_batch_size: 2\n{group}{SIGNATURE}")
+    for name, strategy in (("direct", ""), ("oldest", "oldest { max_candidate_sequences: 4 }")):
+        limiter = 'resources { name: "R" count: 2 global: true }'
+        group = f"instance_group {{ count: 2 rate_limiter {{ {limiter} }} }}\n"
+        sequences = f"sequence_batching {{ {strategy} {START} }}\n"
+        source = SUMS.replace("{lock}", str(root.parent / "lock"))
+        config = f"max_batch_size: 2\n{group}{sequences}{SIGNATURE}"
+        write_python_model(root, name, source, config)
 
 
 @pytest.fixture(scope="module", params=FIRST_CARRIER)
@@ -77,6 +107,37 @@ def test_models_take_turns(server: ServerProcess) -> None:
         labels = {"resource": "R", "device": "global"}
         assert found.value("headrace_rate_limiter_used", **labels) == 0
         assert found.value("headrace_rate_limiter_limit", **labels) == 2
+
+
+def test_sequences_take_turns_with_other_models(server: ServerProcess) -> None:
+    with ExitStack() as stack, ThreadPoolExecutor(12) as threads:
+        clients = [stack.enter_context(make(server)) for make in CLIENTS.values()]
+
+        def sequence(number: int) -> list[int]:
+            client, found = clients[number % len(clients)], []
+            model = ("direct", "oldest")[number // 2 % 2]
+            for step in range(6):
+                flags = {"sequence_start": step == 0, "sequence_end": step == 5}
+                parameters = {"sequence_id": number + 1} | flags
+                value = np.array([[number + step]])
+                answer = client.infer(model, {"X": value}, parameters=parameters)
+                found.append(int(answer["Y"][0, 0]))
+            return found
+
+        def single(number: int) -> list[int]:
+            answer = clients[number % len(clients)].infer("one", {"X": np.array([[number]])})
+            return [int(answer["Y"][0, 0])]
+
+        running = [threads.submit(sequence, number) for number in range(8)]
+        others = [threads.submit(single, number) for number in range(16)]
+        for number, each in enumerate(running):
+            values = np.cumsum([number + step for step in range(6)])
+            assert each.result(120) == values.tolist()
+        for number, each in enumerate(others):
+            assert each.result(120) == [number]
+    with Scraper(server.metrics) as scraper:
+        labels = {"resource": "R", "device": "global"}
+        assert scraper.now().value("headrace_rate_limiter_used", **labels) == 0
 
 
 def test_without_the_option_nothing_is_limited(tmp_path: Path) -> None:

@@ -129,6 +129,9 @@ class InstanceGate(Protocol):
     def rest(self, waits: bool) -> None:
         """Give back what was not taken by the end of a flush; `waits` if calls still wait."""
 
+    def forget(self, instance: Instance) -> None:
+        """Expect no more batches for an instance, which was removed."""
+
 
 class Instances:
     """The instances of one scheduler, and their states.
@@ -330,11 +333,17 @@ class Batcher:
         self._take_back()
         self._able.pop(instance, None)
         if self._instances.remove(instance, removed):
-            self._soon(removed)
+            self._removed(instance, removed)
         for line in list(self._lines.values()):
             if not self._instances.serve(line.target):
                 self._refuse(line, self._unserved())
                 self._check_drained()
+
+    def _removed(self, instance: Instance, removed: Callable[[], None]) -> None:
+        """Report an instance without a batch as removed, later in this turn."""
+        if self._gate is not None:
+            self._soon(self._gate.forget, instance)
+        self._soon(removed)
 
     def suspend(self, instance: Instance) -> None:
         """Give an idle instance no batches until it is resumed."""
@@ -919,7 +928,7 @@ class Batcher:
                 self._free_since = outcome.computed
             self._idle.append(instance)
         elif (removed := self._instances.give_back(instance)) is not None:
-            self._soon(removed)
+            self._removed(instance, removed)
         took = outcome.computed - outcome.started
         if took > self._overload.brief:
             self._overload.ran(took)

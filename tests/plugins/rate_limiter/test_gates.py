@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.core.errors import LoadFailed
 from headrace.observability.statistics import VersionStatistics
@@ -12,6 +14,7 @@ from headrace.plugins.rate_limiter.gates import ResourceLimiter
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.completion import normalise
 from headrace.repository.config import parse_config
+from headrace.scheduling.batch import Instance
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 from tests.scheduling.fakes import FakeCall, FakeClock, FakeInstance, request, signature, submitted
@@ -71,8 +74,8 @@ class Version:
         for instance in self.instances:
             self.batcher.add_instance(instance)
 
-    def ask(self, name: str, value: int = 1) -> FakeCall:
-        submit = partial(self.batcher.submit, target=None)
+    def ask(self, name: str, value: int = 1, target: Instance | None = None) -> FakeCall:
+        submit = partial(self.batcher.submit, target=target)
         return submitted(submit, request(name, value), FakeCall(name), 1)
 
     def finish(self) -> None:
@@ -206,19 +209,123 @@ def test_instances_that_could_never_run_are_refused() -> None:
     assert text == "instance g1_0 needs 3 of 'R', and --rate-limit-resource has 2"
 
 
-@pytest.mark.parametrize(
-    ("more", "what"),
-    [
-        ("sequence_batching { }", "sequence_batching"),
-        ('parameters { key: "fail_over" value { string_value: "x" } }', "parameters['fail_over']"),
-    ],
-)
-def test_combinations_that_are_refused(more: str, what: str) -> None:
+def test_fail_over_is_refused() -> None:
     settings = config(f"1 {needs(1)}")
-    settings.MergeFrom(parse_config(more, "f").config)
+    settings.parameters["fail_over"].string_value = "x"
     [(path, text)] = problems(rate_limiter([]), settings)
     assert path == "instance_group[0].rate_limiter.resources[0]"
-    assert text == f"cannot be combined with {what}"
+    assert text == "cannot be combined with parameters['fail_over']"
+
+
+# --- calls for certain instances, as those of sequences are
+
+
+def test_calls_wait_for_the_resources_of_their_instance() -> None:
+    limited = Limited("R:1")
+    version = limited.version(config(f"2 {needs(1)}"), ["g0_0", "g0_1"])
+    for name, place in (("a", 0), ("b", 1), ("c", 0)):
+        version.ask(name, target=version.instances[place])
+    limited.clock.settle()
+    assert limited.runs == [["a", "c"]]
+    version.finish()
+    assert limited.runs == [["a", "c"], ["b"]]
+    version.finish()
+    assert limited.used() == 0
+
+
+def test_an_instance_that_leaves_keeps_its_resources_until_it_is_gone() -> None:
+    """Sequences on it go on, after the configuration does not have it any more."""
+    limited = Limited()
+    settings = config(f"1 {needs(1)}", f"1 {needs(5)}")
+    version = limited.version(settings, ["g0_0", "g1_0"])
+    leaving = version.instances[1]
+    version.gate.follow(config(f"1 {needs(1)}"))
+    version.ask("a", target=leaving)
+    limited.clock.settle()
+    assert (limited.runs, limited.used()) == ([["a"]], 5)
+    gone = list[bool]()
+    version.batcher.remove_instance(leaving, lambda: gone.append(True))
+    limited.clock.settle()
+    assert not gone
+    version.finish()
+    assert gone
+    [resource] = limited.limiter.shares.resources
+    assert limited.limiter.shares.capacity(resource) == 1  # what the largest other needs
+    version.gate.close()
+    assert limited.limiter.shares.resources == set()
+
+
+def test_an_instance_comes_back_before_it_is_gone() -> None:
+    limited = Limited()
+    version = limited.version(config(f"2 {needs(1)}"), ["g0_0", "g0_1"])
+    for units in (1, 2):  # the same needs as before, and others
+        version.gate.follow(config(f"1 {needs(1)}"))
+        version.gate.follow(config(f"2 {needs(units)}"))
+        version.ask("a", target=version.instances[1])
+        limited.clock.settle()
+        assert limited.used() == units
+        version.finish()
+    assert limited.runs == [["a"], ["a"]]
+    version.gate.close()
+    assert limited.limiter.shares.resources == set()
+
+
+UNITS, MODELS, INSTANCES = 3, 2, 2
+
+
+@given(st.lists(st.tuples(
+    st.sampled_from(["ask", "ask", "any", "finish", "cancel"]),
+    st.integers(0, MODELS - 1), st.integers(0, INSTANCES - 1),
+), max_size=60), st.lists(st.integers(1, UNITS), min_size=MODELS, max_size=MODELS))  # fmt: skip
+def test_random_schedules(events: list[tuple[str, int, int]], units: list[int]) -> None:
+    """Never more than there is, nothing waits in vain, and every call is answered or cancelled.
+
+    The reference is the rule itself: a call may wait while its instance runs, or while what is free
+    is less than any waiting instance needs that could have come before it.
+    """
+    limited = Limited(f"R:{UNITS}")
+    names = [f"g0_{n}" for n in range(INSTANCES)]
+    versions = [
+        limited.version(config(f"{INSTANCES} {needs(each)}"), names, BatchPolicy(1))
+        for each in units
+    ]
+    calls: list[tuple[int, int | None, FakeCall]] = []
+
+    def check() -> None:
+        running = [
+            (place, number)
+            for place, version in enumerate(versions)
+            for number, instance in enumerate(version.instances)
+            if instance.busy
+        ]
+        used = sum(units[place] for place, _ in running)
+        assert limited.used() == used <= UNITS
+        needed = [
+            units[place]
+            for place, number, call in calls
+            if not call.ended and not call.started
+            and any((place, n) not in running for n in ([0, 1] if number is None else [number]))
+        ]  # fmt: skip
+        assert not needed or max(needed) > UNITS - used
+
+    for number, (kind, place, instance) in enumerate(events):
+        version = versions[place]
+        if kind in ("ask", "any"):
+            target = instance if kind == "ask" else None
+            on = None if target is None else version.instances[instance]
+            calls.append((place, target, version.ask(str(number), target=on)))
+        elif kind == "finish" and version.instances[instance].busy:
+            version.instances[instance].finish()
+        elif kind == "cancel" and calls:
+            calls[(place + 2 * instance) % len(calls)][2].cancel()
+        limited.clock.settle()
+        check()
+    while busy := [i for version in versions for i in version.instances if i.busy]:
+        busy[0].finish()
+        limited.clock.settle()
+        check()
+    assert limited.used() == 0
+    assert all(call.ended for _, _, call in calls)
 
 
 def test_a_resource_is_global_or_of_each_device() -> None:

@@ -44,8 +44,6 @@ class ResourceLimiter:
                     yield Problem(f"{path}.global", text)
                 if "fail_over" in config.parameters:
                     yield Problem(path, "cannot be combined with parameters['fail_over']")
-                if config.WhichOneof("scheduling_choice") == "sequence_batching":
-                    yield Problem(path, "cannot be combined with sequence_batching")
         for name, needs, index in _needs(config):
             for needed, count in needs.items():
                 limit = limit_of(self._limits, needed)
@@ -110,29 +108,33 @@ class ResourceGate:
         self._limiter = limiter
         self._shares = limiter.shares
         self._contenders: dict[str, Contender] = {}
+        # Those of instances that the configuration has no more, but that go on, for a batch or the
+        # sequences that they have.
+        self._leaving: dict[str, Contender] = {}
         self._running: dict[Instance, Contender] = {}
         self.follow(config)
 
     def follow(self, config: ModelConfig) -> None:
         """Implements `VersionGate.follow`; instances that run keep what they have."""
-        wanted = {}
+        before, wanted = self._leaving | self._contenders, {}
         for name, needs, index in _needs(config):
             priority = config.instance_group[index].rate_limiter.priority
-            known = self._contenders.get(name)
+            known = before.get(name)
             if known is None or (known.needs, known.priority) != (needs, max(priority, 1)):
                 known = Contender(needs, priority)
                 self._limiter.join(known, self)
             wanted[name] = known
-        old, self._contenders = self._contenders.values(), wanted
-        for one in old:
-            if one not in wanted.values() and one not in self._running.values():
+        self._contenders = wanted
+        self._leaving = {name: one for name, one in before.items() if name not in wanted}
+        for one in before.values():
+            if one not in self._all and one not in self._running.values():
                 self._limiter.part(one)
 
     def close(self) -> None:
         """Implements `VersionGate.close`."""
-        for one in self._contenders.values():
+        for one in self._all:
             self._limiter.part(one)
-        self._contenders = {}
+        self._contenders, self._leaving = {}, {}
 
     def enter(self, idle: Sequence[Instance]) -> Instance | None:
         """Implements `InstanceGate.enter`, for the one whose turn is first."""
@@ -153,7 +155,7 @@ class ResourceGate:
     def leave(self, instance: Instance, again: bool) -> None:
         """Implements `InstanceGate.leave`."""
         one = self._running.pop(instance)
-        stays = one in self._contenders.values()
+        stays = one in self._all
         self._limiter.wake(self._shares.give_back(one, again and stays))
         if not stays:
             self._limiter.part(one)
@@ -165,14 +167,25 @@ class ResourceGate:
     def rest(self, waits: bool) -> None:
         """Implements `InstanceGate.rest`."""
         running = set(self._running.values())
-        for one in self._contenders.values():
+        for one in self._all:
             if one not in running and (one.granted or (one.waits and not waits)):
                 self._limiter.wake(self._shares.withdraw(one))
+
+    def forget(self, instance: Instance) -> None:
+        """Implements `InstanceGate.forget`; another one of its worker may still run."""
+        assert isinstance(instance, NamedInstance), "an instance without a name. This is a bug."
+        one = self._leaving.pop(instance.name, None)
+        if one is not None and one not in self._running.values():
+            self._limiter.part(one)
+
+    @property
+    def _all(self) -> Sequence[Contender]:
+        return [*self._contenders.values(), *self._leaving.values()]
 
     def _contender(self, instance: Instance) -> Contender:
         """The contender of an instance, which has a name: others have no groups."""
         assert isinstance(instance, NamedInstance), "an instance without a name. This is a bug."
-        return self._contenders[instance.name]
+        return self._contenders.get(instance.name) or self._leaving[instance.name]
 
 
 def _needs(config: ModelConfig) -> Iterator[tuple[str, Mapping[Resource, int], int]]:

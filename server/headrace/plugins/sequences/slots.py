@@ -17,7 +17,14 @@ from headrace.core.call import Call
 from headrace.core.errors import SequenceLost, WorkerDied
 from headrace.core.tensors import Tensor, TensorArray, concatenated
 from headrace.placement.warming import zeros
-from headrace.scheduling.batch import Batch, Deferral, Instance, NotStarted, Outcome
+from headrace.scheduling.batch import (
+    Batch,
+    Deferral,
+    Instance,
+    NamedInstance,
+    NotStarted,
+    Outcome,
+)
 
 _MOST_EMPTY = 64  # kept requests of empty slots
 
@@ -46,7 +53,7 @@ class Seats(Protocol):
         """The inputs of an empty slot, from zeros like those of a request beside it."""
 
 
-class SlotInstance(Instance):
+class SlotInstance(NamedInstance):
     """Puts the requests of each batch on the seats of their sequences.
 
     `lost` is true from the end of its worker until another one has been started.
@@ -66,6 +73,12 @@ class SlotInstance(Instance):
     def load(self) -> int:
         """Implements `Instance.load`."""
         return self.inner.load
+
+    @property
+    def name(self) -> str:
+        """Implements `NamedInstance.name`."""
+        assert isinstance(self.inner, NamedInstance), "an instance without a name. This is a bug."
+        return self.inner.name
 
     def serves(self, target: object) -> bool:
         """Implements `Instance.serves`."""
