@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
 from tests.models.ensembles import ensemble, step, write_ensemble
@@ -20,8 +21,12 @@ from tests.models.python_models import (
     write_python_model,
 )
 from tests.support.client import Answer, Client, strings
+from tests.support.grpc_client import GrpcClient
+from tests.support.memory_client import HttpMemory, Place
+from tests.support.remote import write_remote
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server
+from tests.support.shared_memory import SharedFile
 
 # Three requests run together: the delay is longer than a test may take.
 THREE = "dynamic_batching { preferred_batch_size: 3 max_queue_delay_microseconds: 50000000 }\n"
@@ -44,6 +49,15 @@ TEXTS = {
     "inputs": {"X": {}, "NOTE": {"value": "<pad>"}},
     "outputs": {"Y": {"axis": 0}},
 }
+# Samples are given as they are: one for each bucket, with what is filled for requests.
+WARM = """
+    model_warmup {
+      name: "four" batch_size: 2
+      inputs { key: "X" value { data_type: TYPE_FP32 dims: 4 random_data: true } }
+      inputs { key: "MASK" value { data_type: TYPE_FP32 dims: 4 random_data: true } }
+      inputs { key: "LENGTH" value { data_type: TYPE_INT32 dims: 1 random_data: true } }
+    }
+"""
 SEEN = (
     tensors("input", ("X", "FP32", "-1"), ("NOTE", "STRING", "-1"))
     + tensors("output", ("Y", "FP32", "-1"), ("SEEN", "STRING", "1"))
@@ -63,7 +77,9 @@ def server(
 ) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("padding")
     split = in_config({"split_requests": "on"})
-    write_model(root, "mean", masked_mean(), f"max_batch_size: 3\n{padding(tokens=TOKENS)}{split}")
+    write_model(
+        root, "mean", masked_mean(), f"max_batch_size: 3\n{padding(tokens=TOKENS)}{split}{WARM}"
+    )
     write_model(root, "three", masked_mean(), f"max_batch_size: 3\n{THREE}{padding(tokens=TOKENS)}")
     texts = f"max_batch_size: 3\n{THREE}{SEEN}{padding(words=TEXTS)}"
     write_python_model(root, "texts", SHAPES, texts)
@@ -214,7 +230,50 @@ def test_configurations_that_are_refused(tmp_path: Path) -> None:
     for number, text in enumerate(PROBLEMS):
         config = in_config({"pad_to_buckets": text.replace('"', '\\"')})
         write_model(tmp_path, f"m{number}", masked_mean(), f"max_batch_size: 3\n{config}")
+    cold = WARM.replace('key: "MASK"', 'key: "X"')
+    config = f"max_batch_size: 3\n{padding(tokens=TOKENS)}{cold}"
+    write_model(tmp_path, "cold", masked_mean(), config)
     with clean_server(tmp_path, options=("--exit-on-error=false",)) as server:
+        server.await_logged("model_warmup[0].inputs: the model also needs ['MASK']")
         for number, problem in enumerate(PROBLEMS.values()):
             server.await_logged(f"failed to load m{number}")
             assert f"parameters['pad_to_buckets']: {problem}" in server.log, problem
+
+
+@pytest.mark.slow
+def test_models_on_other_servers_and_with_caches(tmp_path: Path) -> None:
+    """Padded requests are what another server gets, and answers are cached as they were cut."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    write_model(there, "far", masked_mean(), "max_batch_size: 3\n")
+    config = f"max_batch_size: 3\n{padding(tokens=TOKENS)}"
+    write_model(here, "kept", masked_mean(), f"{config}response_cache {{ enable: true }}\n")
+    with clean_server(there) as upstream:
+        write_remote(here, "far", upstream.grpc, more=config)
+        options = ("--cache-config=local,size=1048576",)
+        with clean_server(here, options=options) as front, GrpcClient(front.grpc) as client:
+            for model in ("far", "kept", "kept"):
+                for length, bucket in ((3, 4), (4, 4), (6, 8)):
+                    answer = client.infer(model, {"X": row(length)})
+                    assert answer["RAW"].shape == (1, bucket)
+                    np.testing.assert_array_equal(answer["DOUBLED"], 2 * row(length))
+                    np.testing.assert_array_equal(answer["MEAN"], [[row(length).mean()]])
+            assert client.statistics("kept")[0].execution_count == 3
+
+
+@pytest.mark.slow
+def test_shared_memory_has_what_was_cut(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", masked_mean(), f"max_batch_size: 3\n{padding(tokens=TOKENS)}")
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    options = ("--allow-client-shm",)
+    with clean_server(tmp_path, options=options) as server, SharedFile(100) as file:
+        memory = HttpMemory(server.http)
+        memory.register("r", file.key, 0, 100)
+        file.put(x.tobytes())
+        given = {"X": Place("r", 0, x.nbytes, Datatype.FP32, (2, 3))}
+        target = {"DOUBLED": Place("r", 50, x.nbytes), "MEAN": None}
+        answer = memory.infer("m", given, target)
+        assert answer["DOUBLED"] is None
+        assert np.asarray(answer["MEAN"]).tolist() == [[1], [4]]
+        assert file.get(x.nbytes, 50) == (2 * x).tobytes()
+        assert file.get(26, 74) == bytes(26)
+        memory.unregister()
