@@ -122,6 +122,10 @@ async def test_no_room_for_padded_inputs() -> None:
     with pytest.raises(Overloaded):
         world.submit(call)
     assert (world.account.bytes, world.expected) == (800, 0)
+    world.account.count(800)  # more than there is room for
+    whole = KeptCall(4)
+    world.submit(whole)  # needs none
+    assert await world.queued.get() is whole
 
 
 async def test_a_queue_that_refuses() -> None:

@@ -39,6 +39,7 @@ class PaddedDim:
     """A dimension with ascending `buckets`; `outputs` follow it in an axis.
 
     The `mask` of a row is 1 for its own elements and 0 for added ones, `lengths` is the length.
+    `axes` are those of all inputs that may be padded: of a client's mask, too.
     """
 
     name: str
@@ -47,6 +48,13 @@ class PaddedDim:
     outputs: Mapping[str, int] = field(default_factory=dict)
     mask: FilledInput | None = None
     lengths: FilledInput | None = None
+    axes: Mapping[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        axes = {name: one.axis for name, one in self.inputs.items()}
+        if self.mask is not None:
+            axes[self.mask.name] = 0
+        object.__setattr__(self, "axes", axes)
 
 
 class PaddedSize(NamedTuple):
@@ -66,7 +74,7 @@ def decide(dims: Sequence[PaddedDim], shapes: Mapping[str, _Shape]) -> tuple[Pad
 
 
 def _size(dim: PaddedDim, shapes: Mapping[str, _Shape]) -> PaddedSize:
-    (first, axis), *others = [(n, a) for n, a in _axes(dim).items() if n in shapes]
+    (first, axis), *others = [(n, a) for n, a in dim.axes.items() if n in shapes]
     length = shapes[first][1 + axis]
     for name, other in others:
         if shapes[name][1 + other] != length:
@@ -83,17 +91,11 @@ def _size(dim: PaddedDim, shapes: Mapping[str, _Shape]) -> PaddedSize:
     return PaddedSize(dim, length, dim.buckets[place])
 
 
-def _axes(dim: PaddedDim) -> dict[str, int]:
-    """The axis of each input that may be padded; a client's mask is."""
-    axes = {name: one.axis for name, one in dim.inputs.items()}
-    return axes if dim.mask is None else axes | {dim.mask.name: 0}
-
-
 def padded_shape(sizes: Iterable[PaddedSize], name: str, shape: _Shape) -> _Shape:
     """The shape of an input after padding."""
     found = list(shape)
     for size in sizes:
-        axis = _axes(size.dim).get(name)
+        axis = size.dim.axes.get(name)
         if axis is not None:
             found[1 + axis] = size.bucket
     return tuple(found)

@@ -81,8 +81,9 @@ class _PaddedCall(Stage):
         """Pad the inputs and `submit` the call, at once or later; raises `ServerError`."""
         parts, sizes, rows = self._parts, self._sizes, call.rows
         nbytes = added_bytes(sizes, call.inputs, rows)
-        parts.account.grow(nbytes)
-        self._charged = nbytes
+        if nbytes:  # otherwise the request is as large as it was admitted
+            parts.account.grow(nbytes)
+            self._charged = nbytes
         for dim, length, bucket in sizes:
             parts.counts.add(dim.name, rows, length, bucket)
         if nbytes <= _HERE:
