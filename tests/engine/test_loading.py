@@ -110,6 +110,25 @@ def test_clients_see_another_signature_than_the_model_is_given(tmp_path: Path) -
     assert version.signature.outputs is version.given.outputs
 
 
+class Unragged(OnnxBackend):
+    """ONNX models whose requests of different shapes run apart."""
+
+    ragged = None
+
+
+def test_ragged_inputs_of_a_backend_without_them(tmp_path: Path) -> None:
+    config = 'input {\n name: "INPUT0"\n allow_ragged_batch: true }\nmax_batch_size: 8'
+    directory = onnx_graphs.write_model(tmp_path, "m", IDENTITY, config)
+    backends = {"onnxruntime": Unragged()}
+    model = open_model(read_model_directory(directory), backends, OPTIONS)
+    assert model.warnings == (
+        "m/config.pbtxt:3: input[0].allow_ragged_batch: has no effect for the backend"
+        " 'onnxruntime': shapes run apart",
+    )
+    version = load_version(model, 1, OPTIONS)
+    assert version.given.ragged is version.signature.ragged is None
+
+
 def test_the_scheduling_policy_comes_with_the_version(tmp_path: Path) -> None:
     version = loaded(
         tmp_path, "dynamic_batching { default_queue_policy { timeout_action: DELAY } }"

@@ -339,7 +339,7 @@ def _idle_fields(
     if config.response_cache.enable and options.cache is None and not options.elsewhere:
         text = "has no effect: this server has no response cache (--cache-config)"
         yield Problem("response_cache.enable", text)
-    yield from _idle_ragged(given, backend)
+    yield from _idle_ragged(given, config.backend, backend.ragged)
     limited = any(group.HasField("rate_limiter") for group in config.instance_group)
     limits = options.limiter is not None and backend.places_instances
     if limited and not (limits or options.elsewhere):
@@ -347,12 +347,12 @@ def _idle_fields(
         yield Problem("instance_group.rate_limiter", text)
 
 
-def _idle_ragged(given: ModelConfig, backend: Backend) -> Iterator[Problem]:
-    if backend.ragged is RaggedForm.FLAT:
+def _idle_ragged(given: ModelConfig, backend: str, ragged: RaggedForm | None) -> Iterator[Problem]:
+    if ragged is RaggedForm.FLAT:
         return
     for path in validation.ragged_fields(given):
-        if backend.ragged is None:
-            text = f"has no effect for the backend '{given.backend}': shapes run apart"
+        if ragged is None:
+            text = f"has no effect for the backend '{backend}': shapes run apart"
             yield Problem(path, text)
         elif not path.endswith("allow_ragged_batch"):
             yield Problem(path, "has no effect: the model gets each request in its own shape")

@@ -256,7 +256,7 @@ class OnnxBackend(Backend):
     default_filename = "model.onnx"
     filenames: tuple[str, ...] = (default_filename,)
     suffixes: tuple[str, ...] = (".onnx",)
-    ragged = RaggedForm.FLAT
+    ragged: RaggedForm | None = RaggedForm.FLAT
 
     def __init__(self, gpus: Gpus | None = None) -> None:
         """`gpus` are the usable GPUs, by default all of this process."""
