@@ -4,6 +4,7 @@ from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed, ServerError, Unavailable
 from headrace.core.model_spec import LoadSpec, TensorInfo
+from headrace.core.ragged import RaggedForm
 from headrace.core.tensors import Tensor
 from headrace.doors.door import Door, DoorCall
 from headrace.doors.listeners import peer_of
@@ -35,6 +36,7 @@ __all__ = [
     "LoadSpec",
     "LoadedModel",
     "ModelTraits",
+    "RaggedForm",
     "ServerError",
     "Stage",
     "StageModel",

@@ -2,14 +2,21 @@
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
+from headrace.core.call import Call
+from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidConfig, LoadFailed
-from headrace.core.model_spec import LoadSpec
+from headrace.core.model_spec import LoadSpec, TensorInfo
+from headrace.core.ragged import RaggedForm
+from headrace.core.tensors import Array, Tensor
 from headrace.engine.loading import (
     LoadedVersion,
     Step,
@@ -20,6 +27,8 @@ from headrace.engine.loading import (
     step,
 )
 from headrace.engine.opening import LoadOptions, Opened, open_model
+from headrace.placement.backend import Backend
+from headrace.placement.loaded import LoadedModel
 from headrace.placement.local.onnx import OnnxBackend, OnnxModel
 from headrace.placement.worker.python_backend import PythonBackend
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
@@ -27,6 +36,7 @@ from headrace.repository.config import parse_config
 from headrace.repository.layout import read_model_directory
 from headrace.repository.model_files import Origin, fingerprint, origins
 from headrace.repository.reading import WantedInstance
+from headrace.scheduling.batch import Batch
 from headrace.scheduling.policy import TimeoutAction
 from tests.models import onnx_graphs
 from tests.models.python_models import IDENTITY as IDENTITY_MODEL
@@ -127,6 +137,54 @@ def test_ragged_inputs_of_a_backend_without_them(tmp_path: Path) -> None:
     )
     version = load_version(model, 1, OPTIONS)
     assert version.given.ragged is version.signature.ragged is None
+
+
+class Totals(LoadedModel):
+    """Each request's total, from all elements and where those of each request begin."""
+
+    inputs = (TensorInfo("x", Datatype.FP32, (-1,)), TensorInfo("starts", Datatype.INT32, (-1,)))
+    outputs = (TensorInfo("y", Datatype.FP32, (-1, 1)),)
+
+    def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[Array]:
+        ends = zip(inputs["starts"], inputs["starts"][1:], strict=False)
+        totals = [inputs["x"][start:end].sum() for start, end in ends]
+        return [np.array(totals, np.float32).reshape(-1, 1)]
+
+
+class TotalsBackend(Backend):
+    """A backend of a package, whose models get ragged batches in one axis."""
+
+    platform, default_filename, filenames = "totals", "model.total", ("model.total",)
+    ragged = RaggedForm.FLAT
+
+    def load(self, spec: LoadSpec) -> Totals:
+        return Totals()
+
+
+def test_any_backend_may_have_ragged_batches(tmp_path: Path) -> None:
+    computed = "kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO data_type: TYPE_INT32"
+    config = (
+        'max_batch_size: 8\ninput { name: "x" data_type: TYPE_FP32 dims: -1'
+        f' allow_ragged_batch: true }}\nbatch_input {{ {computed} target_name: "starts"'
+        ' source_input: "x" }'
+    )
+    directory = onnx_graphs.write_model(tmp_path, "m", b"", config, filename="model.total")
+    backends = {"totals": TotalsBackend()}
+    model = open_model(read_model_directory(directory), backends, OPTIONS)
+    assert model.warnings == ()
+    version = load_version(model, 1, OPTIONS)
+    [instance] = version.instances
+    assert isinstance(instance.model, Totals)
+    calls = [
+        Call("m", "", "", {"x": Tensor("x", Datatype.FP32, np.full(shape, 2, np.float32))})
+        for shape in ((1, 3), (1, 0), (1, 5))
+    ]
+    for call in calls:
+        call.rows = version.signature.check(call)
+    assert len({version.given.batch_key(call) for call in calls}) == 1
+    outcome = instance.model.batch_function()(Batch(version.given, calls))
+    assert outcome.error is None
+    assert [array.tolist() for array in outcome.arrays] == [[[6], [0], [10]]]
 
 
 def test_the_scheduling_policy_comes_with_the_version(tmp_path: Path) -> None:
