@@ -4,6 +4,10 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TIMES = ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"))
@@ -43,6 +47,19 @@ def fitted_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str 
     with console.capture() as captured:
         console.print(fitted)
     return captured.get().splitlines()
+
+
+def progress_bar() -> "Progress | None":
+    """A bar on standard error with the text `told` of its task; None without a terminal or rich."""
+    if not (sys.stderr.isatty() and find_spec("rich")):
+        return None
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    return Progress(
+        BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[told]}"),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
 
 
 def printable(text: str) -> str:

@@ -6,15 +6,15 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from math import inf
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from time import time
 from typing import NamedTuple
 
 from headrace.cli.command import EXIT_FAILURE, Command, option
+from headrace.cli.files import replace_file
 from headrace.cli.text import fitted_table
 from headrace.core.identity import CHANGING, EVERYTHING, Permission, Role
 from headrace.plugins.access.document import InvalidAccess, seconds
@@ -77,7 +77,7 @@ def _key(given: argparse.Namespace) -> int:
                 raise InvalidAccess(f"{path}: {why}")
         text += ("" if not text or text.endswith("\n") else "\n") + _table(given, made)
         parse_rules(path, text)  # raises for names and the like
-        _replace(real, text.encode())
+        replace_file(real, text.encode())
     print(f"{path}: added the key {given.name!r}, which begins with {made.prefix}")
     print(made.key)
     return 0
@@ -120,23 +120,6 @@ def _quoted(text: str) -> str:
     """A basic string of TOML."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
-
-
-def _replace(path: Path, text: bytes) -> None:
-    """Write a file as a whole, so that no server reads half of it."""
-    mode = path.stat().st_mode & 0o777
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as written:
-        try:
-            written.write(text)
-            written.flush()
-            os.fsync(written.fileno())
-            os.fchmod(written.fileno(), mode)
-            with suppress(PermissionError):  # another's file then becomes this user's
-                os.fchown(written.fileno(), path.stat().st_uid, path.stat().st_gid)
-            os.replace(written.name, path)
-        except BaseException:
-            os.unlink(written.name)
-            raise
 
 
 def _check(given: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from headrace.cli.remote import (
     print_json,
     tls_files,
 )
+from headrace.cli.text import progress_bar
 from headrace.client.address import Address
 from headrace.plugins.run.sources import (
     FORMATS,
@@ -157,7 +158,8 @@ class _TableRun:
 
         options, identity = self._options, {**self._identity, "output": f"{form} {codec}".strip()}
         journal = Journal(log, identity, options.resume) if log else None
-        progress = RunProgress(options.quiet or options.as_json)
+        quiet = options.quiet or options.as_json
+        progress = RunProgress(quiet, None if quiet else progress_bar())
         output: Output | None = None
         rows = failed = earlier = 0
         complete = False

@@ -2,8 +2,10 @@
 
 import sys
 import time
-from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Optional
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _LINE_SECS = 10.0
 
@@ -11,15 +13,15 @@ _LINE_SECS = 10.0
 class RunProgress:
     """Rows done, rows/s and the time left, as blocks end."""
 
-    def __init__(self, quiet: bool) -> None:
+    def __init__(self, quiet: bool, bar: Optional["Progress"] = None) -> None:
+        """Show the progress by `bar`, or by lines unless `quiet`."""
         self._begin = self._told = time.monotonic()
         self._first: tuple[float, float] | None = None  # time and share of the first block
         self._quiet = quiet
-        self._bar: Any = None
-        if not quiet and sys.stderr.isatty() and find_spec("rich"):
-            self._bar = _bar()
-            self._task = self._bar.add_task("", total=None, told="")
-            self._bar.start()
+        self._bar = bar
+        if bar is not None:
+            self._task = bar.add_task("", total=None, told="")
+            bar.start()
 
     def begin(self) -> None:
         """Start the clock."""
@@ -52,16 +54,6 @@ class RunProgress:
         """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.stop()
-
-
-def _bar() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-    return Progress(
-        BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[told]}"),
-        console=Console(stderr=True), transient=True,
-    )  # fmt: skip
 
 
 def _clock(seconds: float) -> str:
