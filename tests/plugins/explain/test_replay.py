@@ -96,6 +96,24 @@ def test_replays(
     assert 0 <= found.busy <= 1
 
 
+# Clients that send again after a pause, and what comes of them at the same cost.
+@pytest.mark.parametrize(("policy", "clients", "pause", "more", "rows", "latencies"), [
+    (BatchPolicy(4), 1, 50, 2, [1, 1, 1], [110, 110, 110]),
+    (BatchPolicy(4), 2, 0, 2, [2, 2], [120, 120, 120, 120]),
+    (BatchPolicy(1), 2, 0, 2, [1, 1, 1, 1], [110, 220, 220, 220]),
+    (BatchPolicy(4), 2, 0, 1, [2, 1], [120, 120, 110]),  # the first one is sent, and no other
+])  # fmt: skip
+def test_replays_of_clients_that_wait(
+    policy: BatchPolicy, clients: int, pause: int, more: int,
+    rows: Sequence[int], latencies: Sequence[int],
+) -> None:  # fmt: skip
+    first = seen(*[(0, 1)] * clients)
+    found = replay(first, policy, 1, lambda rows: 100 + 10 * rows, pause, more)
+    assert (found.rows, found.latencies_ns) == (rows, latencies)
+    assert found.lasted_ns == sum(100 + 10 * each for each in rows) + pause * (len(rows) - 1)
+    assert len(first) == clients
+
+
 def test_requests_of_other_shapes_run_apart() -> None:
     requests = [*seen((0, 1), (1, 1)), *seen((2, 1), key="other"), *seen((3, 1))]
     found = replay(requests, BatchPolicy(4), 1, lambda rows: 100)

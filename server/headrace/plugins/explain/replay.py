@@ -9,10 +9,12 @@ A scheduler forms a batch at the end of a turn of the event loop, with all that 
 request of the log is seen when its batch started, if an instance was free and there is no delay.
 """
 
+from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import sqrt
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from headrace.scheduling.batch_log import LoggedBatch, LoggedRequest
@@ -89,12 +91,13 @@ class Replayed:
     """The batches of a replay: their rows, by the order of their start, and what came of them.
 
     `latencies_ns` are from the arrival of each request to the end of its batch, `busy` is the share
-    of the time in which instances ran.
+    of the time in which instances ran, `lasted_ns` the time from the first request to the last end.
     """
 
     rows: list[int] = field(default_factory=list)
     latencies_ns: list[int] = field(default_factory=list)
     busy: float = 0.0
+    lasted_ns: int = 0
 
 
 def replay(
@@ -102,27 +105,31 @@ def replay(
     policy: BatchPolicy,
     instances: int,
     cost: Callable[[int], int],
+    pause: int = 0,
+    more: int = 0,
 ) -> Replayed:
     """Run requests, in the order in which they are seen, as if a policy had formed the batches.
 
-    `cost` is the nanoseconds of a batch of so many rows. Precondition: no request has more rows
-    than the policy allows.
+    `cost` is the nanoseconds of a batch of so many rows. Clients send `more` requests: each one
+    `pause` nanoseconds after the answer to a request, with as many rows. Precondition: no request
+    has more rows than the policy allows.
     """
+    coming = list(requests)
     rows_run, latencies = list[int](), list[int]()
     waiting: list[LoggedRequest] = []
     running: list[int] = []  # ends of batches
     spent = at = last = 0
     ask_at: int | None = None
     while True:
-        moments = [requests[at].seen] if at < len(requests) else []
+        moments = [coming[at].seen] if at < len(coming) else []
         moments += running[:1]
         if ask_at is not None:
             moments.append(ask_at)
         if not moments:
             break
         now = min(moments)
-        while at < len(requests) and requests[at].seen <= now:
-            waiting.append(requests[at].request)
+        while at < len(coming) and coming[at].seen <= now:
+            waiting.append(coming[at].request)
             at += 1
         while running and running[0] <= now:
             heappop(running)
@@ -137,6 +144,10 @@ def replay(
             spent += took
             rows_run.append(rows)
             latencies += [now + took - waiting[place].arrived for place in places]
+            for place in places[: len(requests) + more - len(coming)]:
+                moment = now + took + pause
+                again = SeenRequest(moment, waiting[place]._replace(arrived=moment))
+                insort(coming, again, lo=at, key=attrgetter("seen"))
             heappush(running, now + took)
             if len(places) == places[-1] + 1:
                 del waiting[: len(places)]
@@ -144,7 +155,8 @@ def replay(
                 taken = set(places)
                 waiting = [one for place, one in enumerate(waiting) if place not in taken]
     lasted = last - requests[0].seen if requests else 0
-    return Replayed(rows_run, latencies, spent / (lasted * instances) if lasted else 0.0)
+    busy = spent / (lasted * instances) if lasted else 0.0
+    return Replayed(rows_run, latencies, busy, lasted)
 
 
 class Alternative(NamedTuple):
