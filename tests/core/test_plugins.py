@@ -38,7 +38,8 @@ from headrace.plugins.ensembles.backend import EnsembleBackend
 from headrace.plugins.ensembles.drawing import draw
 from headrace.plugins.environments import command as environments
 from headrace.plugins.environments.resolve import demanded
-from headrace.plugins.explain.command import EXPLAIN
+from headrace.plugins.explain.commands.explain import EXPLAIN
+from headrace.plugins.explain.commands.tune import TUNE
 from headrace.plugins.explain.explaining import explain
 from headrace.plugins.flight.door import FlightDoor
 from headrace.plugins.following import Follower, Reloader
@@ -117,7 +118,7 @@ def test_our_own_plugins_have_the_types_of_their_groups() -> None:
             models=models.MODELS, environments=environments.ENVIRONMENTS, triton=triton.TRITON,
             run=run.RUN, consume=CONSUME, certificates=certificates.CERTIFICATES, stubs=stubs.STUBS,
             completion=completion.COMPLETION, access=ACCESS,
-            activator=ACTIVATOR, replay=REPLAY, explain=EXPLAIN,
+            activator=ACTIVATOR, replay=REPLAY, explain=EXPLAIN, tune=TUNE,
         ),
         *named(
             options.PROTOCOLS, v2=options.v2_protocol, tfserving=dialects.tfserving_protocol,

@@ -278,7 +278,7 @@ OWN_CASES: Mapping[str, Sequence[str]] = {
     "cache": ["test_response_cache"],
     "cuda_memory": ["test_shared_memory::test_cuda_without_a_gpu"],
     "dialects": ["test_remote_tfserving"],
-    "explain": ["test_explain"],
+    "explain": ["test_explain", "test_tune"],
     "ensembles": ["test_ensembles", "test_ensembles_loading", "test_padding"],
     "flight": ["test_flight"],
     "frontends": ["test_unix_sockets", "test_logging::test_changes_take_effect_at_once[1"],

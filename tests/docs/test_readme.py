@@ -28,7 +28,7 @@ COMMANDS = (
     "models promote", "models verify", "models sign", "models index",
     "environments prune", "status", "top",
     "run", "stubs", "consume", "certificates", "access key", "access check", "access list",
-    "activator", "replay", "explain",
+    "activator", "replay", "explain", "tune",
 )  # fmt: skip
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

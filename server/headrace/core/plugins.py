@@ -62,7 +62,8 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "access": "headrace.plugins.access.command:ACCESS",
         "activator": "headrace.plugins.activator.command:ACTIVATOR",
         "replay": "headrace.plugins.capture.command:REPLAY",
-        "explain": "headrace.plugins.explain.command:EXPLAIN",
+        "explain": "headrace.plugins.explain.commands.explain:EXPLAIN",
+        "tune": "headrace.plugins.explain.commands.tune:TUNE",
     },
     "headrace.protocols": {
         "v2": "headrace.placement.upstream.options:v2_protocol",

@@ -17,7 +17,7 @@ from google.protobuf import json_format, text_format
 from headrace.core.errors import InvalidConfig
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
-_TOKEN = re.compile(
+TOKEN = re.compile(
     r"""(?P<skip>\s+|\#[^\n]*)|(?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
     r"""|(?P<word>[\w.+\-/]+)|(?P<mark>.)""",
     re.VERBOSE,
@@ -35,7 +35,7 @@ def field_lines(text: str) -> dict[str, int]:
     """
     tokens: list[tuple[str, int]] = []
     line = 1
-    for match in _TOKEN.finditer(text):
+    for match in TOKEN.finditer(text):
         if match.lastgroup != "skip":
             tokens.append((match.group(), line))
         line += match.group().count("\n")

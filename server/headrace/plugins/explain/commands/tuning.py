@@ -1,0 +1,271 @@
+"""A search of settings with a server: trials, their report, and the change of `config.pbtxt`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from google.protobuf import json_format
+
+from headrace.api.operations import Document
+from headrace.cli.commands.infer_inputs import read_inputs
+from headrace.cli.files import replace_file
+from headrace.cli.remote import CommandFailed
+from headrace.cli.text import duration, fitted_table, number, progress_bar
+from headrace.client import ClientError
+from headrace.client.blocking import Client
+from headrace.client.transport import InferRequest
+from headrace.core.errors import InvalidConfig
+from headrace.placement.cores import core_share
+from headrace.plugins.explain.commands.loading import measure
+from headrace.plugins.explain.commands.plot import as_svg
+from headrace.plugins.explain.config_text import (
+    changed,
+    policy_in,
+    rewritten,
+    settings_in,
+)
+from headrace.plugins.explain.searching import (
+    ClientLevel,
+    SettingsSearch,
+    SettingsTrial,
+    TunedSettings,
+    best_level,
+    candidates,
+    saturated,
+)
+from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from headrace.scheduling.policy import BatchPolicy
+
+_BUSY = 0.8  # share of a core that the clients use: with more, they may be the limit
+_HEADS = ("SETTINGS", "CLIENTS", "REQ/S", "P50", "P99", "KEPT")
+_RIGHT = "CLIENTS REQ/S P50 P99"
+
+
+class Tuning:
+    """The search for the settings of one model of a server."""
+
+    def __init__(self, options: argparse.Namespace, server: Client) -> None:
+        """Ask the server about the model; raises `ClientError` and `CommandFailed`."""
+        self._options, self._server, self._model = options, server, options.model
+        self._original = server.model_config(self._model)
+        self._config = ModelConfig()
+        json_format.ParseDict(self._original, self._config, ignore_unknown_fields=True)
+        self._overridden = False
+        try:
+            present = settings_in(self._config)
+        except InvalidConfig as error:
+            raise CommandFailed(f"model '{self._model}' cannot be tuned: {error}") from None
+        self._request, rows = self._make_request(present)
+        cores, group = core_share(), self._config.instance_group[0]
+        on_cpu = group.kind == ModelInstanceGroup.KIND_CPU
+        threads = cores if self._config.backend == "onnxruntime" and on_cpu else 0
+        levels = [2**power for power in range(options.clients.bit_length())]
+        found = candidates(present, rows, options.p99, options.instances or cores, threads)
+        self.search = SettingsSearch(options.p99, self._policy_of, rows, levels, list(found))
+        self._present = present
+
+    def _policy_of(self, settings: TunedSettings) -> BatchPolicy:
+        return policy_in(changed(self._config, self._present, settings))
+
+    def _make_request(self, present: TunedSettings) -> tuple[InferRequest, int]:
+        """The request of all trials, with its rows."""
+        options, known = self._options, self._server.signature(self._model)
+        given = argparse.Namespace(
+            model=self._model, data=options.input, input=[], random=options.input is None,
+            rows=options.rows, seed=options.seed, format="", layout="", scale=None, mean=(0.0,),
+            std=(1.0,),
+        )  # fmt: skip
+        tensors = self._server.tensors(self._model, read_inputs(given, known))
+        rows = 1
+        if present.max_batch_size and tensors:
+            rows = tensors[0].array.shape[0]
+        if rows > max(present.max_batch_size, 1):
+            raise CommandFailed(
+                f"a request has {rows} rows, and the model takes {present.max_batch_size}"
+            )
+        return InferRequest(self._model, tensors, list(known.outputs)), rows
+
+    def run(self) -> None:
+        """Try settings until none promises more; raises `CommandFailed` if the present ones fail.
+
+        An interrupt leaves the trials so far.
+        """
+        progress = _TrialProgress(self._options.trials)
+        try:
+            wanted: TunedSettings | None = self._present
+            while wanted is not None and len(self.search.trials) < self._options.trials:
+                self.search.add(self._try(wanted, progress))
+                progress.end(": ".join(self._told(self.search.trials[-1])))
+                wanted = self.search.next()
+        finally:
+            progress.close()
+
+    def _try(self, wanted: TunedSettings, progress: "_TrialProgress") -> SettingsTrial:
+        levels, batches, server_ns = list[ClientLevel](), list[tuple[int, int]](), 0
+        try:
+            if wanted != self._present:
+                self._overridden = True
+                self._load(changed(self._config, self._present, wanted))
+            self._explain()  # the log of batches begins
+            for done, clients in enumerate(self.search.levels):
+                share = done / len(self.search.levels)
+                progress.tell(f"{self._name(wanted)}, {clients} clients", share)
+                levels.append(self._measure(clients))
+                found = self._explain()
+                if not found["last_batches"]:
+                    why = found["obstacle"]
+                    raise CommandFailed(f"model '{self._model}' cannot be tuned: {why}")
+                server_ns = server_ns or found["logged"]["mean_ns"]
+                batches += [_batch(each) for each in found["last_batches"]]
+                if saturated(levels, self._options.p99):
+                    break
+        except ClientError as error:
+            if wanted == self._present and not levels:
+                raise
+            if not levels:
+                return SettingsTrial(wanted, (), error=str(error))
+        return SettingsTrial(wanted, levels, batches, server_ns)
+
+    def _measure(self, clients: int) -> ClientLevel:
+        seconds = self._options.seconds
+        begun = self._server.begin(lambda client: measure(client, self._request, clients, seconds))
+        try:
+            return begun.result()
+        except KeyboardInterrupt:
+            begun.cancel()
+            raise
+
+    def _explain(self) -> Document:
+        return self._server.document("ModelExplain", name=self._model, version="")
+
+    def _load(self, config: ModelConfig) -> None:
+        text = json_format.MessageToJson(config, preserving_proto_field_name=True, indent=None)
+        self._server.load(self._model, text)
+
+    def restore(self) -> None:
+        """Load the model as it was: from the repository, or with the override that it had."""
+        if self._overridden:
+            self._server.load(self._model)
+            if self._server.model_config(self._model) != self._original:
+                self._server.load(self._model, json.dumps(self._original))
+
+    @property
+    def kept(self) -> bool:
+        """True if the best settings keep the target."""
+        best = self.search.best()
+        return best is not None and self._best(best).p99_ns <= self._options.p99
+
+    def write(self, path: Path) -> str:
+        """Write the best settings into a `config.pbtxt`, which may be new; "" if none differs."""
+        best = self.search.best()
+        if best is None or best.settings == self._present:
+            return ""
+        try:
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            new = rewritten(text, str(path), self._present, best.settings)
+            replace_file(path, new.encode())
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandFailed(f"{path}: cannot be changed: {error}") from None
+        except InvalidConfig as error:
+            raise CommandFailed(str(error)) from None
+        return str(path)
+
+    def document(self) -> Document:
+        """The trials and the best one; times in nanoseconds."""
+        best = self.search.best()
+        return {
+            "model": self._model, "p99_target_ns": self._options.p99, "rows": self.search.rows,
+            "kept": self.kept, "best": best and best.settings._asdict(),
+            "trials": [
+                {
+                    "settings": trial.settings._asdict(),
+                    "change": trial.settings.changes(self._present),
+                    "levels": [level._asdict() for level in trial.levels],
+                    "best": self._best(trial)._asdict() if trial.levels else None,
+                    "error": trial.error,
+                }
+                for trial in self.search.trials
+            ],
+        }  # fmt: skip
+
+    def lines(self) -> Iterator[str]:
+        """The trials as a table, and the best one in words."""
+        trials, best = self.search.trials, self.search.best()
+        yield from fitted_table(_HEADS, [self._row(each) for each in trials if each.levels], _RIGHT)
+        yield from (": ".join(self._told(each)) for each in trials if each.error)
+        yield ""
+        if best is None:
+            yield "nothing was measured"
+            return
+        found, name = self._best(best), self._name(best.settings)
+        rate = f"{number(found.per_second)} requests/s with {found.clients} clients"
+        if self.kept:
+            times = found.per_second / self._best(trials[0]).per_second
+            yield f"best: {name}: {rate}" + (
+                "" if best is trials[0] else f", {times:.2f} times as many"
+            )
+        else:
+            target, nearest = (duration(ns / 1e9) for ns in (self._options.p99, found.p99_ns))
+            yield f"nothing keeps a p99 of {target}; the nearest is {name} with {nearest}"
+        if found.busy > _BUSY:
+            yield f"the clients used {found.busy:.0%} of a core: they may have been the limit"
+
+    def plot(self) -> str:
+        """The trials as a picture."""
+        done = [trial for trial in self.search.trials if trial.levels]
+        curves = {self._name(trial.settings): trial.levels for trial in done}
+        return as_svg(self._model, curves, self._options.p99)
+
+    def _best(self, trial: SettingsTrial) -> ClientLevel:
+        return best_level(trial.levels, self._options.p99)
+
+    def _name(self, settings: TunedSettings) -> str:
+        changes = settings.changes(self._present)
+        return ", ".join(f"{name}: {value}" for name, value in changes.items()) or "as it is"
+
+    def _told(self, trial: SettingsTrial) -> tuple[str, str]:
+        if not trial.levels:
+            return self._name(trial.settings), trial.error
+        name, clients, rate, _, p99, _ = self._row(trial)
+        return name, f"{rate} requests/s with {clients} clients, p99 {p99}"
+
+    def _row(self, trial: SettingsTrial) -> tuple[str, ...]:
+        level = self._best(trial)
+        return (
+            self._name(trial.settings), str(level.clients), number(level.per_second),
+            duration(level.p50_ns / 1e9), duration(level.p99_ns / 1e9),
+            "yes" if level.p99_ns <= self._options.p99 else "no",
+        )  # fmt: skip
+
+
+class _TrialProgress:
+    """The progress of a search on standard error: a bar on a terminal with rich, else lines."""
+
+    def __init__(self, trials: int) -> None:
+        self._bar, self._done = progress_bar(), 0.0
+        if self._bar is not None:
+            self._task = self._bar.add_task("", total=trials, told="")
+            self._bar.start()
+
+    def tell(self, text: str, share: float) -> None:
+        """Show what is measured: the settings, of whose trial a `share` is done."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done + share, told=text)
+
+    def end(self, text: str) -> None:
+        """Go on by a trial; without a bar, print its result."""
+        self._done += 1
+        if self._bar is None:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _batch(found: Document) -> tuple[int, int]:
+    """Rows and nanoseconds of a batch of an explanation."""
+    return found["rows"], found["gather_ns"] + found["run_ns"] + found["rest_ns"]

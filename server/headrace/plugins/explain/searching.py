@@ -1,0 +1,216 @@
+"""The search for a model's best settings: what to measure next, and which of the measured is best.
+
+A pure state machine. Each trial measures one set of settings with growing numbers of clients, each
+of which waits for an answer before it sends again. The batches of a trial teach the cost of a batch
+for its instances and threads; a replay of such clients through the scheduler's policy, corrected by
+the trials, then says what the settings that have not been tried would do. Instances and threads
+without a trial are taken to cost nothing more, so that they are tried if that would help.
+
+The best settings answer the most requests per second while the 99th percentile of their latency is
+within the target.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from statistics import median
+from typing import NamedTuple
+
+from headrace.plugins.explain.replay import (
+    BatchCost,
+    SeenRequest,
+    learn_cost,
+    percentile,
+    replay,
+)
+from headrace.scheduling.batch_log import LoggedRequest
+from headrace.scheduling.policy import BatchPolicy
+
+_SIMULATED = 300  # requests, beside one of each client
+_MARGIN = 1.05  # of requests per second: less is noise, and no reason to change a setting
+_LEAST_GAIN = 1.02  # by twice the clients: with less, the model is saturated
+
+
+class TunedSettings(NamedTuple):
+    """The settings of a model that are searched, named as in its configuration.
+
+    `intra_op_thread_count` is 0 where the server chooses it, `max_batch_size` for a model that does
+    not batch.
+    """
+
+    max_batch_size: int
+    max_queue_delay_microseconds: int
+    instances: int
+    intra_op_thread_count: int = 0
+
+    def changes(self, present: "TunedSettings") -> dict[str, int]:
+        """The settings that differ from the present ones, by name."""
+        pairs = zip(self._asdict().items(), present, strict=True)
+        return {name: value for (name, value), other in pairs if value != other}
+
+
+class ClientLevel(NamedTuple):
+    """Latencies, in nanoseconds, and requests per second with a number of clients.
+
+    `busy` is the share of a core that the clients have used themselves.
+    """
+
+    clients: int
+    requests: int
+    per_second: float
+    mean_ns: int
+    p50_ns: int
+    p99_ns: int
+    busy: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsTrial:
+    """Settings, and how the model has answered with them; `error` says why it could not.
+
+    `batches` are the rows and nanoseconds of some of its batches, `server_ns` the mean latency that
+    the server has seen of a single client's requests.
+    """
+
+    settings: TunedSettings
+    levels: Sequence[ClientLevel]
+    batches: Sequence[tuple[int, int]] = ()
+    server_ns: int = 0
+    error: str = ""
+
+
+def best_level(levels: Sequence[ClientLevel], target_ns: int) -> ClientLevel:
+    """The most requests per second within the target; without any, the level nearest to it."""
+    return max(levels, key=lambda level: _worth(level, target_ns))
+
+
+def saturated(levels: Sequence[ClientLevel], target_ns: int) -> bool:
+    """True if more clients would only wait longer: if half of the last ones' requests have not kept
+    the target, or both of the last two levels have not kept it or not brought more requests.
+    """
+    if levels and levels[-1].p50_ns > target_ns:
+        return True
+    if len(levels) < 3:
+        return False
+    most = max(level.per_second for level in levels[:-2]) * _LEAST_GAIN
+    return all(level.p99_ns > target_ns or level.per_second < most for level in levels[-2:])
+
+
+def _worth(level: ClientLevel, target_ns: int) -> tuple[bool, float]:
+    kept = level.p99_ns <= target_ns
+    return kept, level.per_second if kept else -level.p99_ns
+
+
+def candidates(
+    present: TunedSettings, rows: int, target_ns: int, instances: int, threads: int
+) -> Iterator[TunedSettings]:
+    """The present settings, and others for requests of so many rows.
+
+    At most so many `instances` and `threads` of one instance are tried, 0 if they are not to be
+    changed; all threads together are no more than the present ones or `instances`.
+    """
+    size, delay = present.max_batch_size, present.max_queue_delay_microseconds
+    sizes = {each for each in (size // 4, size // 2, size * 2, size * 4) if each >= max(rows, 1)}
+    delays = {0, target_ns // 20_000, target_ns // 5_000} if size else set()
+    counts = {2**power for power in range(instances.bit_length()) if 2**power <= instances}
+    of_one = {2**power for power in range(threads.bit_length()) if 2**power <= threads}
+    for each in sorted(sizes | {size}):
+        for us in sorted(delays | {delay}):
+            for count in sorted(counts | {present.instances}):
+                for number in sorted(of_one | {present.intra_op_thread_count}):
+                    found = TunedSettings(each, us, count, number)
+                    if found == present or count * number <= max(instances, count):
+                        yield found
+
+
+@lru_cache(1 << 12)
+def simulate(
+    policy: BatchPolicy, instances: int, cost: BatchCost, rows: int, clients: int, pause: int
+) -> ClientLevel:
+    """Replay clients that send each request `pause` nanoseconds after an answer."""
+    first = [SeenRequest(at, LoggedRequest(at, rows, None)) for at in range(clients)]
+    found = replay(first, policy, instances, cost.of, pause, _SIMULATED)
+    latencies = [taken + pause for taken in found.latencies_ns]
+    return ClientLevel(
+        clients, len(latencies), len(latencies) / max(found.lasted_ns + pause, 1) * 1e9,
+        sum(latencies) // len(latencies), percentile(latencies, 0.5), percentile(latencies, 0.99),
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class SettingsSearch:
+    """The trials so far; `left` are the settings without one, and the first trial is the present's.
+
+    `policy_of` is the rule by which a scheduler with some settings forms batches, `rows` are those
+    of a request, `levels` the numbers of clients of a trial.
+    """
+
+    target_ns: int
+    policy_of: Callable[[TunedSettings], BatchPolicy]
+    rows: int
+    levels: Sequence[int]
+    left: list[TunedSettings]
+    trials: list[SettingsTrial] = field(default_factory=list)
+
+    def add(self, trial: SettingsTrial) -> None:
+        """Add a trial, and take its settings from those left."""
+        self.trials.append(trial)
+        self.left = [each for each in self.left if each != trial.settings]
+
+    def next(self) -> TunedSettings | None:
+        """The most promising settings; None if none promises more than the best trial.
+
+        Of settings that promise nearly the same, those with the fewest changes are taken.
+        """
+        best = self.best()
+        if best is None or not self.left:
+            return None
+        promised = [(self._promised(each), each) for each in self.left]
+        kept, most = max(worth for worth, _ in promised)
+        known = _worth(best_level(best.levels, self.target_ns), self.target_ns)
+        if (kept, most) < known:
+            return None
+        least = (kept, most / _MARGIN if kept else most * _MARGIN)
+        present = self.trials[0].settings
+        near = [each for worth, each in promised if worth >= least]
+        return min(near, key=lambda each: len(each.changes(present)))
+
+    def best(self) -> SettingsTrial | None:
+        """The first trial that is as good as the best of all; None if all have failed."""
+        done = [trial for trial in self.trials if trial.levels]
+        if not done:
+            return None
+        worth = [_worth(best_level(trial.levels, self.target_ns), self.target_ns) for trial in done]
+        kept, most = max(worth)
+        least = (kept, most / _MARGIN if kept else most * _MARGIN)
+        return next(trial for trial, each in zip(done, worth, strict=True) if each >= least)
+
+    def _promised(self, settings: TunedSettings) -> tuple[bool, float]:
+        """The worth of settings by the replay, corrected by the first trial that is like them."""
+        known = [trial for trial in self.trials if trial.batches]
+        alike = [trial for trial in known if _placed(trial.settings) == _placed(settings)]
+        alike, trial = alike or known[:1], (alike or known)[0]
+        cost = learn_cost([each for one in alike for each in one.batches])
+        assert cost is not None, "a trial without batches. This is a bug."
+        pairs = [
+            (level, self._simulated(trial.settings, cost, level.clients)) for level in trial.levels
+        ]
+        faster = median(level.per_second / other.per_second for level, other in pairs)
+        later = int(median(level.p99_ns - other.p99_ns for level, other in pairs))
+        found = (self._simulated(settings, cost, clients) for clients in self.levels)
+        corrected = [
+            level._replace(per_second=level.per_second * faster, p99_ns=level.p99_ns + later)
+            for level in found
+        ]
+        return _worth(best_level(corrected, self.target_ns), self.target_ns)
+
+    def _simulated(self, settings: TunedSettings, cost: BatchCost, clients: int) -> ClientLevel:
+        first = self.trials[0]
+        pause = max(first.levels[0].mean_ns - first.server_ns, 0)
+        policy = self.policy_of(settings)
+        return simulate(policy, settings.instances, cost, self.rows, clients, pause)
+
+
+def _placed(settings: TunedSettings) -> tuple[int, int]:
+    """The settings on which the cost of a batch depends."""
+    return settings.instances, settings.intra_op_thread_count

@@ -1,0 +1,171 @@
+"""The search of settings: its candidates, and what it finds in worlds whose costs are known."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from headrace.plugins.explain.replay import BatchCost
+from headrace.plugins.explain.searching import (
+    ClientLevel,
+    SettingsSearch,
+    SettingsTrial,
+    TunedSettings,
+    best_level,
+    candidates,
+    saturated,
+    simulate,
+)
+from headrace.scheduling.policy import BatchPolicy
+
+MS = 1_000_000
+LEVELS = (1, 2, 4, 8, 16, 32)
+
+
+def level(per_second: float, p99_ms: float, p50_ms: float = 0) -> ClientLevel:
+    return ClientLevel(1, 100, per_second, 0, int(p50_ms * MS), int(p99_ms * MS))
+
+
+def test_changes_name_the_settings() -> None:
+    present = TunedSettings(8, 0, 1)
+    assert present.changes(present) == {}
+    assert TunedSettings(4, 500, 2, 1).changes(present) == {
+        "max_batch_size": 4, "max_queue_delay_microseconds": 500, "instances": 2,
+        "intra_op_thread_count": 1,
+    }  # fmt: skip
+
+
+def test_candidates() -> None:
+    present = TunedSettings(8, 100, 1)
+    found = [*candidates(present, 3, 20 * MS, 4, 2)]
+    assert len(found) == len({*found})
+    assert present in found
+    assert {each.max_batch_size for each in found} == {4, 8, 16, 32}  # 2 takes no request
+    assert {each.max_queue_delay_microseconds for each in found} == {0, 100, 1000, 4000}
+    assert {(each.instances, each.intra_op_thread_count) for each in found} == {
+        (1, 0), (2, 0), (4, 0), (1, 1), (2, 1), (4, 1), (1, 2), (2, 2),
+    }  # fmt: skip
+
+
+def test_candidates_of_a_model_that_does_not_batch() -> None:
+    present = TunedSettings(0, 0, 3)
+    found = [*candidates(present, 1, 20 * MS, 2, 0)]
+    assert found == [TunedSettings(0, 0, count) for count in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(("levels", "expected"), [
+    ([], False), ([level(10, 5)], False),
+    ([level(10, 25, 21)], True),  # half of the requests miss the target
+    ([level(10, 25), level(20, 25)], False),
+    ([level(10, 5), level(20, 25), level(40, 5)], False),
+    ([level(10, 5), level(20, 25), level(40, 25)], True),
+    ([level(10, 5), level(10, 5), level(10, 5)], True),
+    ([level(10, 5), level(10, 5), level(20, 5)], False),
+])  # fmt: skip
+def test_saturation(levels: Sequence[ClientLevel], expected: bool) -> None:
+    assert saturated(levels, 20 * MS) is expected
+
+
+def test_the_best_level_keeps_the_target_if_any_does() -> None:
+    slow, fast, late = level(10, 5), level(30, 19), level(90, 21)
+    assert best_level([slow, fast, late], 20 * MS) is fast
+    assert best_level([late, level(99, 90)], 20 * MS) is late
+
+
+def policy_of(settings: TunedSettings) -> BatchPolicy:
+    size, delay, *_ = settings
+    return BatchPolicy(size, delay * 1_000, frozenset({size}))
+
+
+class World:
+    """A model whose batches cost what `costs` says of its instances."""
+
+    def __init__(self, fixed_ms: float, row_ms: float, contention: float) -> None:
+        self._parts = fixed_ms * MS, row_ms * MS
+        self._contention = contention
+
+    def trial(self, settings: TunedSettings, target_ns: int) -> SettingsTrial:
+        """Measure settings without noise."""
+        slower = 1 + self._contention * (settings.instances - 1)
+        fixed, row = (slower * part for part in self._parts)
+        cost = BatchCost(fixed, row, 0.0, 1, 2)
+        levels = list[ClientLevel]()
+        for clients in LEVELS:
+            policy = policy_of(settings)
+            levels.append(simulate(policy, settings.instances, cost, 1, clients, 0))
+            if saturated(levels, target_ns):
+                break
+        sizes = {1, min(2, settings.max_batch_size)}
+        return SettingsTrial(settings, levels, [(size, cost.of(size)) for size in sizes])
+
+
+def searched(world: World, present: TunedSettings, target_ns: int, most: int) -> SettingsSearch:
+    found = SettingsSearch(
+        target_ns, policy_of, 1, LEVELS, [*candidates(present, 1, target_ns, 4, 0)]
+    )
+    wanted: TunedSettings | None = present
+    while wanted is not None and len(found.trials) < most:
+        found.add(world.trial(wanted, target_ns))
+        wanted = found.next()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("costs", "size", "instances", "target_ms"), [
+    ((5, 0.2, 0), 2, 1, 50), ((5, 0.2, 1), 2, 1, 50), ((0.5, 1, 0.3), 4, 1, 20),
+    ((10, 0.1, 0.5), 4, 2, 30), ((20, 3, 0.2), 8, 1, 10), ((1, 0.5, 0.1), 8, 3, 10),
+])  # fmt: skip
+def test_the_best_of_all_is_found_with_few_trials(
+    costs: tuple[float, float, float], size: int, instances: int, target_ms: int
+) -> None:
+    world, target_ns = World(*costs), target_ms * MS
+    present = TunedSettings(size, 0, instances)
+    found = searched(world, present, target_ns, 8)
+    assert found.trials[0].settings == present
+    assert len({trial.settings for trial in found.trials}) == len(found.trials)
+    best = found.best()
+    assert best is not None
+    chosen = best_level(best.levels, target_ns)
+    everything = [
+        best_level(world.trial(each, target_ns).levels, target_ns)
+        for each in candidates(present, 1, target_ns, 4, 0)
+    ]
+    kept = [each.per_second for each in everything if each.p99_ns <= target_ns]
+    assert (chosen.p99_ns <= target_ns) == bool(kept)
+    if kept:  # 0.96 and more when this was written
+        assert chosen.per_second >= 0.9 * max(kept)
+
+
+def test_present_settings_stay_unless_others_are_clearly_better() -> None:
+    found = SettingsSearch(20 * MS, policy_of, 1, (1,), [])
+    present, other = TunedSettings(8, 0, 1), TunedSettings(16, 0, 1)
+    found.add(SettingsTrial(present, [level(100, 10)]))
+    found.add(SettingsTrial(other, [level(104, 10)]))
+    best = found.best()
+    assert best is not None
+    assert best.settings == present
+    found.add(SettingsTrial(TunedSettings(32, 0, 1), [level(120, 10)]))
+    best = found.best()
+    assert best is not None
+    assert best.settings.max_batch_size == 32
+
+
+def test_settings_that_fail_are_not_the_best_nor_tried_again() -> None:
+    present = TunedSettings(1, 0, 1)
+    found = SettingsSearch(
+        200 * MS, policy_of, 1, LEVELS, [*candidates(present, 1, 200 * MS, 1, 0)]
+    )
+    found.add(World(10, 0.1, 0).trial(present, 200 * MS))
+    refused = set[TunedSettings]()
+    while wanted := found.next():
+        assert wanted not in refused
+        refused.add(wanted)
+        found.add(SettingsTrial(wanted, (), error="refused"))
+    best = found.best()
+    assert refused
+    assert best is not None
+    assert best.settings == present
+
+
+def test_nothing_is_the_best_of_nothing() -> None:
+    found = SettingsSearch(20 * MS, policy_of, 1, (1,), [TunedSettings(8, 0, 1)])
+    assert (found.best(), found.next()) == (None, None)
