@@ -31,7 +31,7 @@ from headrace.plugins.access.file import open_access
 from headrace.plugins.activator.command import ACTIVATOR
 from headrace.plugins.audit import audit_log
 from headrace.plugins.cache import response_cache
-from headrace.plugins.capture.command import REPLAY
+from headrace.plugins.capture.commands.replay import REPLAY
 from headrace.plugins.capture.opening import open_capture
 from headrace.plugins.cuda_memory import opener
 from headrace.plugins.ensembles.backend import EnsembleBackend

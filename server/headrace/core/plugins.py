@@ -61,7 +61,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "completion": "headrace.cli.commands.completion:COMPLETION",
         "access": "headrace.plugins.access.command:ACCESS",
         "activator": "headrace.plugins.activator.command:ACTIVATOR",
-        "replay": "headrace.plugins.capture.command:REPLAY",
+        "replay": "headrace.plugins.capture.commands.replay:REPLAY",
         "explain": "headrace.plugins.explain.commands.explain:EXPLAIN",
         "tune": "headrace.plugins.explain.commands.tune:TUNE",
     },

@@ -1,36 +1,25 @@
 """`headrace replay FILE...`: sends captured requests to a server again."""
 
 import argparse
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.cli.command import option
 from headrace.cli.remote import CommandFailed, print_json, remote_command
 
 if TYPE_CHECKING:
     from headrace.client.blocking import Client
-    from headrace.plugins.capture.records import CapturedRequest
 
 _MOST_AT_ONCE = 1024
 
 
 def _replay(options: argparse.Namespace, server: "Client") -> int:
     # Imported late: help and usage errors need no numpy.
-    from headrace.client import ClientError
-    from headrace.plugins.capture.replaying import NotReplayed, read, replay
+    from headrace.plugins.capture.commands.replaying import read, replay
 
-    def infer(request: "CapturedRequest") -> Mapping[str, Any]:
-        inputs = {name: tensor.array for name, tensor in request.inputs.items()}
-        try:
-            return server.infer(request.model, inputs, id=request.id, parameters=request.parameters)
-        except ClientError as error:
-            raise NotReplayed(str(error)) from None
-
+    requests = read(options.files, options.model)
+    given = options.speed, options.concurrency, options.compare
     try:
-        report = replay(
-            read(options.files, options.model), infer, options.speed, options.concurrency,
-            options.compare,
-        )  # fmt: skip
+        report = server.begin(lambda client: replay(requests, client, *given)).result()
     except (OSError, ValueError) as error:
         raise CommandFailed(str(error)) from None
     if options.json:

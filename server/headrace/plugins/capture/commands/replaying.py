@@ -1,26 +1,21 @@
 """Sends captured requests again, in the intervals in which they came."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock, Semaphore
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import numpy as np
 
+from headrace.cli.paced import paced
+from headrace.client import ClientError
+from headrace.client.asynchronous import AsyncModels
 from headrace.core.datatypes import FLOATS, Datatype
 from headrace.core.tensors import Tensor
 from headrace.plugins.capture.files import read_documents
 from headrace.plugins.capture.records import CapturedRequest, request_of
 
-
-class NotReplayed(Exception):
-    """The failure of a request that was sent again, with its text."""
-
-
-Infer = Callable[[CapturedRequest], Mapping[str, Any]]  # from any thread; raises `NotReplayed`
 _TOLERANCE = 1e-4  # relative and absolute, of floats
 
 
@@ -77,51 +72,52 @@ def read(paths: Sequence[str], model: str = "") -> Iterator[CapturedRequest]:
             raise ValueError(f"{path}: {error}") from None
 
 
-def replay(
+async def replay(
     requests: Iterator[CapturedRequest],
-    infer: Infer,
+    client: AsyncModels,
     speed: float = 1.0,
     concurrency: int = 16,
     compare: bool = False,
 ) -> ReplayReport:
     """Send requests `speed` times as fast as they came, 0: as fast as possible."""
-    report, lock, room = ReplayReport(), Lock(), Semaphore(concurrency)
-    began, first = monotonic(), -1.0
+    report = ReplayReport()
 
-    def send(request: CapturedRequest) -> None:
+    async def send(request: CapturedRequest) -> None:
+        inputs = {name: tensor.array for name, tensor in request.inputs.items()}
         at = monotonic()
         try:
-            answer = infer(request)
-        except NotReplayed as error:
-            with lock:
-                if request.status >= 400:
-                    report.as_before += 1
-                else:
-                    report.failed[f"{request.model}: {error}"] += 1
+            answer = await client.infer(
+                request.model, inputs, id=request.id, parameters=request.parameters
+            )
+        except ClientError as error:
+            if request.status >= 400:
+                report.as_before += 1
+            else:
+                report.failed[f"{request.model}: {error}"] += 1
             return
-        finally:
-            room.release()
-        took = monotonic() - at
-        differing = list(_differing(request, answer)) if compare else []
-        with lock:
-            report.latencies.append(took)
+        report.latencies.append(monotonic() - at)
+        if compare:
+            differing = list(_differing(request, answer))
             report.differing.update(differing)
-            report.equal += compare and not differing
+            report.equal += not differing
 
-    with ThreadPoolExecutor(concurrency) as pool:
-        for request in requests:
-            if request.missing or len(request.outputs) > 1:
-                why = request.missing or "it had several responses"
-                report.skipped[f"{request.model}: {why}"] += 1
-                continue
-            if first < 0:
-                first = request.at
-            if speed and (early := (request.at - first) / speed - (monotonic() - began)) > 0:
-                sleep(early)
-            room.acquire()
-            report.sent += 1
-            pool.submit(send, request)
+    await paced(_moments(requests, speed, report), send, concurrency)
     return report
+
+
+def _moments(
+    requests: Iterator[CapturedRequest], speed: float, report: ReplayReport
+) -> Iterator[tuple[float, CapturedRequest]]:
+    """The requests that can be sent, with their moments; counts them, and those that cannot."""
+    first: float | None = None
+    for request in requests:
+        if request.missing or len(request.outputs) > 1:
+            why = request.missing or "it had several responses"
+            report.skipped[f"{request.model}: {why}"] += 1
+            continue
+        first = request.at if first is None else first
+        report.sent += 1
+        yield (request.at - first) / speed if speed else 0.0, request
 
 
 def _differing(request: CapturedRequest, answer: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""The command `headrace replay`: `replaying` sends captured requests again."""
