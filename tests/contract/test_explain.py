@@ -48,6 +48,8 @@ def server(
     root = tmp_path_factory.mktemp("explain")
     write_model(root, "plain", identity(), "max_batch_size: 8")
     write_model(root, "quiet", identity(), "max_batch_size: 4 dynamic_batching { }")
+    levels = "max_batch_size: 4 dynamic_batching { priority_levels: 3 default_priority_level: 2 }"
+    write_model(root, "levels", identity(), levels)
     write_model(root, "broken", b"no model")
     write_ensemble(root, "graph", ENSEMBLE)
     write_adder(root, "stateful", "direct { }")
@@ -140,6 +142,35 @@ def test_the_command(server: ServerProcess, keys: dict[str, NewKey]) -> None:
     ran = run("explain", "quite", *given)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "Request for unknown model: 'quite' is not found; did you mean 'quiet'?" in ran.stderr
+
+
+def test_priorities(server: ServerProcess, keys: dict[str, NewKey]) -> None:
+    headers = {"authorization": f"Bearer {keys['all'].key}"}
+    assert explained(server, keys["all"], "levels")["what_if"] == []
+    with Client(server.url, headers=headers) as client:
+        for priority in (0, 1, 3, 2, 3):
+            given = {"INPUT0": np.zeros((1 + priority % 2, 2), np.float32)}
+            client.infer("levels", given, parameters={"priority": priority} if priority else {})
+    found = explained(server, keys["all"], "levels")
+    expected = [(1, 1), (2, 2), (3, 2)]
+    results = [found["logged"], *found["what_if"]]
+    for result in results:
+        assert [(each["level"], each["requests"]) for each in result["levels"]] == expected
+        assert all(0 < each["mean_ns"] <= each["p99_ns"] for each in result["levels"])
+    moved = [each["change"] for each in found["what_if"]][-3:]
+    assert moved == [{"priority 2": 1}, {"priority 3": 1}, {"priority_levels": 0}]
+    text = run(
+        "explain",
+        "levels",
+        f"--url={server.url}",
+        f"--header=authorization: {headers['authorization']}",
+    ).stdout
+    lines = [line.split() for line in text.partition("BY PRIORITY")[2].splitlines()]
+    assert [line[:5] for line in lines[1:4]] == [
+        ["as", "it", "was", str(level), str(count)] for level, count in expected
+    ]
+    assert "priority 3: 1" in text
+    assert explained(server, keys["all"], "plain")["logged"]["levels"] == []
 
 
 def test_models_whose_batches_cannot_be_replayed(

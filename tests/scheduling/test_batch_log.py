@@ -94,6 +94,18 @@ def test_the_log_ends_when_nobody_asks() -> None:
     assert len(bench.batcher.logged()[0]) == 1
 
 
+def test_priority_levels() -> None:
+    for levels, expected in ((0, [1, 1, 1]), (2, [1, 2, 2])):
+        policy = SchedulingPolicy(BatchPolicy(4), levels=levels, default_level=levels)
+        bench = Bench(policy)
+        bench.batcher.logged()
+        for priority in (2, 0, 1):
+            bench.submit("", priority=priority)
+        bench.finish_all()
+        [batch] = bench.batcher.logged()[0]
+        assert [each.level for each in batch.requests] == expected
+
+
 def batch_of(count: int) -> Batch:
     calls = [request(str(at), 1) for at in range(count)]
     for call in calls:

@@ -232,3 +232,11 @@ def test_batches_without_a_queue_are_logged(joined: Joined) -> None:
     found, _ = joined.batcher.logged()
     assert [[each.rows for each in batch.requests] for batch in found] == [[1], [1, 2]]
     assert [batch.closed for batch in found] == [Closed.IDLE, Closed.IDLE]
+
+
+def test_calls_without_a_queue_are_logged(joined: Joined) -> None:
+    assert joined.batcher.logged()[0] == []
+    joined.join(Joining("a", 1, 2))
+    joined.clock.tick()
+    [batch] = joined.batcher.logged()[0]
+    assert [(each.rows, each.level) for each in batch.requests] == [(2, 1)]

@@ -17,13 +17,17 @@ _KEPT_NS = 600 * 10**9  # from the last question on
 
 
 class LoggedRequest(NamedTuple):
-    """A request as a policy sees it. `targeted` ones may only run on some instances."""
+    """A request as a policy sees it, of a priority level from 1, the most urgent.
+
+    `targeted` ones may only run on some instances.
+    """
 
     arrived: int
     rows: int
     key: object
     targeted: bool = False
     deadline: int | None = None
+    level: int = 1
 
 
 class LoggedBatch(NamedTuple):
@@ -51,8 +55,10 @@ class LoggedBatch(NamedTuple):
 class BatchLog:
     """The last `MOST_BATCHES` batches, or fewer with `MOST_REQUESTS`, in the order of their end."""
 
-    def __init__(self, now: int) -> None:
+    def __init__(self, now: int, has_levels: bool = False) -> None:
+        """A log from `now` on; `has_levels` is true if the queue has several priority levels."""
         self.since = now
+        self._has_levels = has_levels
         self._asked = now
         self._batches: deque[LoggedBatch] = deque()
         self._requests = 0
@@ -66,10 +72,14 @@ class BatchLog:
         """Add a batch; False if nobody has asked for so long that the log should end."""
         if ended - self._asked > _KEPT_NS:
             return False
+        by_level = self._has_levels  # calls that were in no queue have no level
         requests = tuple(
-            LoggedRequest(call.arrived, call.rows, call.key, type(call.key) is Aimed)
+            LoggedRequest(
+                call.arrived, call.rows, call.key, type(call.key) is Aimed, None,
+                call.level if by_level else 1,
+            )
             for call in batch.calls
-        )
+        )  # fmt: skip
         times = batch.free, outcome.started, outcome.gathered, outcome.computed, ended
         self._batches.append(LoggedBatch(requests, batch.closed, *times))
         self._requests += len(requests)

@@ -310,7 +310,7 @@ class Batcher:
         """
         now = self._now()
         if self._log is None:
-            self._log = BatchLog(now)
+            self._log = BatchLog(now, self._policy.levels > 0)
         return self._log.read(now), now - self._log.since
 
     def limit(self, gate: InstanceGate) -> None:

@@ -121,6 +121,19 @@ def test_requests_of_other_shapes_run_apart() -> None:
     assert found.latencies_ns == [100, 199, 197, 298]
 
 
+def test_urgent_requests_run_first() -> None:
+    levels = (1, 3, 2, 3, 1)  # the first one runs at once, the others wait for it
+    requests = [
+        SeenRequest(at, LoggedRequest(at, 1, None, level=level)) for at, level in enumerate(levels)
+    ]
+    found = replay(requests, BatchPolicy(2), 1, lambda rows: 100)
+    assert (found.rows, found.levels) == ([1, 2, 2], [1, 1, 2, 3, 3])
+    assert found.latencies_ns == [100, 196, 198, 299, 297]
+    found = replay(requests, BatchPolicy(2), 1, lambda rows: 100, moved={3: 1, 2: 1})
+    assert (found.rows, found.levels) == ([1, 2, 2], [1, 3, 2, 3, 1])
+    assert found.latencies_ns == [100, 199, 198, 297, 296]
+
+
 def test_a_busy_instance_is_busy_all_the_time() -> None:
     found = replay(seen((0, 1), (50, 1), (150, 1)), BatchPolicy(4), 1, lambda rows: 100)
     assert found.busy == 1.0
@@ -150,8 +163,11 @@ def test_when_requests_are_seen(
     )
 
 
-def changes(policy: BatchPolicy, instances: int, largest: int = 1, sizes: int = 2) -> list[object]:
-    return [each.change for each in alternatives(policy, instances, largest, sizes)]
+def changes(
+    policy: BatchPolicy, instances: int, largest: int = 1, sizes: int = 2,
+    levels: Sequence[int] = (1,),
+) -> list[object]:  # fmt: skip
+    return [each.change for each in alternatives(policy, instances, largest, sizes, levels)]
 
 
 def test_other_settings() -> None:
@@ -164,6 +180,11 @@ def test_other_settings() -> None:
     ]  # fmt: skip
     assert changes(BatchPolicy(0), 1, sizes=1) == [{}, {number: 2}]
     assert changes(BatchPolicy(8), 1, sizes=1) == [{}]
+    assert changes(BatchPolicy(0), 1, levels=(3, 1)) == [{}, {number: 2}, {"priority 3": 1}]
+    assert changes(BatchPolicy(0), 1, levels=(2, 4, 6, 8, 9)) == [
+        {}, {number: 2}, {"priority 4": 2}, {"priority 6": 2}, {"priority 8": 2},
+        {"priority_levels": 0},
+    ]  # fmt: skip
 
 
 def test_other_settings_are_those_of_policies() -> None:
@@ -175,17 +196,22 @@ def test_other_settings_are_those_of_policies() -> None:
     doubled = found[(("max_queue_delay_microseconds", 200),)].policy
     assert doubled == BatchPolicy(8, 200_000, frozenset({4, 8}), keeps_deadlines=True)
     assert found[(("instances", 3),)].instances == 3
+    *_, one, every = alternatives(policy, 2, 1, 2, (1, 2, 5))
+    assert (one.change, one.moved) == ({"priority 5": 1}, {5: 1})
+    assert (every.change, every.moved) == ({"priority_levels": 0}, {2: 1, 5: 1})
+    assert every.policy == policy
 
 
 def simulated(
-    policy: BatchPolicy, instances: int, requests: Sequence[tuple[int, int, int]]
+    policy: BatchPolicy, instances: int, requests: Sequence[tuple[int, int, int]], levels: int = 0
 ) -> list[LoggedBatch]:
     """The log of a scheduler whose batches take 103 ns, and 10 for each row.
 
-    Requests come after gaps, with rows and widths; those of one width share batches. Without a gap
+    Requests come after gaps, with rows and widths; those of one width share batches. Of some
+    `levels`, each has that of its rows, and the others the last one. Without a gap
     they are read in the same turn, each 1 ns after the one before.
     """
-    policies = SchedulingPolicy(policy)
+    policies = SchedulingPolicy(policy, levels=levels, default_level=levels)
     bench = Bench(policies, instances, shape=signature(policy.max_rows))
     bench.batcher.logged()  # the log begins with the first question
     clock, ends = bench.clock, dict[FakeInstance, int]()
@@ -204,7 +230,7 @@ def simulated(
             else not arrivals[0][1][0] and arrivals[0][0] < others
         ):
             clock.time, (_, rows, width) = arrivals.popleft()
-            bench.submit("", *range(rows), width=width)
+            bench.submit("", *range(rows), width=width, priority=rows if levels else 0)
             first = False
         clock.settle()
         for instance in bench.instances:
@@ -227,15 +253,15 @@ _REQUESTS = st.lists(
 )  # fmt: skip
 
 
-@given(_POLICIES, st.integers(1, 3), _REQUESTS)
-@example(BatchPolicy(_MOST_ROWS), 1, [(100, 3, 1), (0, 3, 1), (0, 3, 1), (0, 8, 1), (100, 1, 1)])
-@example(BatchPolicy(_MOST_ROWS), 2, [(0, 1, 1), (0, 5, 1), (0, 3, 1)])
+@given(_POLICIES, st.integers(1, 3), _REQUESTS, st.sampled_from([0, 0, 2, 4]))
+@example(BatchPolicy(_MOST_ROWS), 1, [(100, 3, 1), (0, 3, 1), (0, 3, 1), (0, 8, 1), (100, 1, 1)], 0)
+@example(BatchPolicy(_MOST_ROWS), 2, [(0, 1, 1), (0, 5, 1), (0, 3, 1)], 0)
 def test_a_replay_of_the_present_settings_has_the_logged_batches(
-    policy: BatchPolicy, instances: int, requests: Sequence[tuple[int, int, int]]
+    policy: BatchPolicy, instances: int, requests: Sequence[tuple[int, int, int]], levels: int
 ) -> None:
     if policy.max_delay:  # the replay knows turns only by batches that had no delay
         requests = [(gap or 100, rows, width) for gap, rows, width in requests]
-    log = simulated(policy, instances, requests)
+    log = simulated(policy, instances, requests, levels)
     assert sum(len(batch.requests) for batch in log) == len(requests)
     cost = learn_cost([(batch.rows, batch.ended - batch.started) for batch in log])
     assert cost is not None
@@ -244,3 +270,4 @@ def test_a_replay_of_the_present_settings_has_the_logged_batches(
     assert sorted(found.rows) == sorted(batch.rows for batch in log)
     latencies = [batch.ended - each.arrived for batch in log for each in batch.requests]
     assert sorted(found.latencies_ns) == sorted(latencies)
+    assert sorted(found.levels) == sorted(each.level for batch in log for each in batch.requests)

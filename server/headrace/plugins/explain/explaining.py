@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from headrace.engine.running import RunningVersion
 from headrace.engine.version import ModelVersion
 from headrace.observability.statistics import VersionStatistics
 from headrace.plugins.explain.replay import (
     alternatives,
     learn_cost,
+    percentile,
     replay,
     seen_requests,
 )
@@ -108,16 +107,19 @@ def _of_batches(
     if cost is not None and not obstacle:
         policy, seen = scheduling.batch, seen_requests(batches, scheduling.batch)
         largest = max(each.rows for _, each in requests)
-        for change, other, number in alternatives(policy, instances, largest, cost.sizes):
-            found = replay(seen, other, number, cost.of)
-            result = _result(found.rows, found.latencies_ns)
-            what_if.append({"change": change, **result, "busy": round(found.busy, 4)})
+        levels = sorted({each.level for _, each in requests})
+        for other in alternatives(policy, instances, largest, cost.sizes, levels):
+            found = replay(seen, other.policy, other.instances, cost.of, moved=other.moved)
+            result = _result(found.rows, found.latencies_ns, found.levels)
+            what_if.append({"change": other.change, **result, "busy": round(found.busy, 4)})
         if len(what_if) == 1:
             obstacle = "all batches had the same number of rows: the cost of others is not known"
     return {
         "logged": {
             "requests": len(requests), "closed": dict(closed), "request": request,
-            **_result([batch.rows for batch in batches], lasted),
+            **_result(
+                [batch.rows for batch in batches], lasted, [each.level for _, each in requests]
+            ),
         },
         "cost": None if cost is None else {
             "batches": cost.batches, "sizes": cost.sizes, "fixed_ns": round(cost.fixed_ns),
@@ -128,14 +130,27 @@ def _of_batches(
     }  # fmt: skip
 
 
-def _result(rows: Sequence[int], latencies_ns: Sequence[int]) -> Document:
-    """The number and size of batches, logged or replayed, and the latencies of their requests."""
-    p99 = np.quantile(latencies_ns or [0], 0.99, method="inverted_cdf")
+def _result(rows: Sequence[int], latencies_ns: Sequence[int], levels: Sequence[int]) -> Document:
+    """The number and size of batches, logged or replayed, and the latencies of their requests.
+
+    `levels` are the priority levels of the requests: of several, each has its latencies.
+    """
+    by_level: dict[int, list[int]] = {}
+    for level, latency in zip(levels, latencies_ns, strict=True):
+        by_level.setdefault(level, []).append(latency)
     return {
         "batches": len(rows), "rows_per_batch": round(sum(rows) / max(len(rows), 1), 2),
-        "mean_ns": sum(latencies_ns) // max(len(latencies_ns), 1),
-        "p99_ns": int(p99),
+        **_latencies(latencies_ns),
+        "levels": [
+            {"level": level, "requests": len(of), **_latencies(of)}
+            for level, of in sorted(by_level.items())
+            if len(by_level) > 1
+        ],
     }  # fmt: skip
+
+
+def _latencies(found: Sequence[int]) -> Document:
+    return {"mean_ns": sum(found) // max(len(found), 1), "p99_ns": percentile(found, 0.99)}
 
 
 def _batch(batch: LoggedBatch) -> Document:

@@ -10,17 +10,21 @@ request of the log is seen when its batch started, if an instance was free and t
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import sqrt
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from headrace.scheduling.batch_log import LoggedBatch, LoggedRequest
 from headrace.scheduling.policy import BatchPolicy
 
 _DELAYS_US = 500, 2_000  # tried for a model without a delay
+_LEVELS = 3  # whose requests are tried as the most urgent ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +94,14 @@ def seen_requests(batches: Sequence[LoggedBatch], policy: BatchPolicy) -> list[S
 class Replayed:
     """The batches of a replay: their rows, by the order of their start, and what came of them.
 
-    `latencies_ns` are from the arrival of each request to the end of its batch, `busy` is the share
+    `latencies_ns` are from the arrival of each request to the end of its batch, `levels` the
+    priority levels of the same requests. `busy` is the share
     of the time in which instances ran, `lasted_ns` the time from the first request to the last end.
     """
 
     rows: list[int] = field(default_factory=list)
     latencies_ns: list[int] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
     busy: float = 0.0
     lasted_ns: int = 0
 
@@ -107,15 +113,21 @@ def replay(
     cost: Callable[[int], int],
     pause: int = 0,
     more: int = 0,
+    moved: Mapping[int, int] = MappingProxyType({}),
 ) -> Replayed:
     """Run requests, in the order in which they are seen, as if a policy had formed the batches.
 
     `cost` is the nanoseconds of a batch of so many rows. Clients send `more` requests: each one
-    `pause` nanoseconds after the answer to a request, with as many rows. Precondition: no request
-    has more rows than the policy allows.
+    `pause` nanoseconds after the answer to a request, with as many rows. Requests of the priority
+    levels in `moved` have those instead. Precondition: no request has more rows than the policy
+    allows.
     """
+
+    def level(request: LoggedRequest) -> int:
+        return moved.get(request.level, request.level)
+
     coming = list(requests)
-    rows_run, latencies = list[int](), list[int]()
+    rows_run, latencies, levels = list[int](), list[int](), list[int]()
     waiting: list[LoggedRequest] = []
     running: list[int] = []  # ends of batches
     spent = at = last = 0
@@ -129,7 +141,7 @@ def replay(
             break
         now = min(moments)
         while at < len(coming) and coming[at].seen <= now:
-            waiting.append(coming[at].request)
+            insort(waiting, coming[at].request, key=level)
             at += 1
         while running and running[0] <= now:
             heappop(running)
@@ -144,6 +156,7 @@ def replay(
             spent += took
             rows_run.append(rows)
             latencies += [now + took - waiting[place].arrived for place in places]
+            levels += [waiting[place].level for place in places]
             for place in places[: len(requests) + more - len(coming)]:
                 moment = now + took + pause
                 again = SeenRequest(moment, waiting[place]._replace(arrived=moment))
@@ -156,23 +169,28 @@ def replay(
                 waiting = [one for place, one in enumerate(waiting) if place not in taken]
     lasted = last - requests[0].seen if requests else 0
     busy = spent / (lasted * instances) if lasted else 0.0
-    return Replayed(rows_run, latencies, busy, lasted)
+    return Replayed(rows_run, latencies, levels, busy, lasted)
 
 
 class Alternative(NamedTuple):
-    """Other settings: what they change, under the names of the configuration."""
+    """Other settings: what they change, under the names of the configuration.
+
+    Requests of the priority levels in `moved` have those instead.
+    """
 
     change: dict[str, Any]
     policy: BatchPolicy
     instances: int
+    moved: Mapping[int, int] = MappingProxyType({})
 
 
 def alternatives(
-    policy: BatchPolicy, instances: int, largest: int, sizes: int
+    policy: BatchPolicy, instances: int, largest: int, sizes: int, levels: Sequence[int] = (1,)
 ) -> Iterator[Alternative]:
-    """The present settings, and others: each changes one of size, delay and instances.
+    """The present settings, and others: each changes one of size, delay, instances and priorities.
 
-    A preferred size that is the largest one follows it.
+    A preferred size that is the largest one follows it. Of several priority `levels`, the requests
+    of each of the first ones are tried at the most urgent level, and all of them at one.
     No batch is smaller than the `largest` request. If all batches have had one of `sizes` rows, the
     cost of others is not known: nothing changes then, unless the model does not batch.
     """
@@ -194,3 +212,16 @@ def alternatives(
     for number in (instances - 1, instances + 1):
         if number:
             yield Alternative({"instances": number}, policy, number)
+    if len(levels) > 1:
+        first, *others = sorted(levels)
+        for level in others[:_LEVELS]:
+            change = {f"priority {level}": first}
+            yield Alternative(change, policy, instances, {level: first})
+        if len(others) > 1:
+            same = dict.fromkeys(others, first)
+            yield Alternative({"priority_levels": 0}, policy, instances, same)
+
+
+def percentile(values: Sequence[int], share: float) -> int:
+    """The smallest value that at least such a share of them does not exceed; 0 without any."""
+    return int(np.quantile(values or [0], share, method="inverted_cdf"))

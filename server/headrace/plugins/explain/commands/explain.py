@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headrace.client.blocking import Client
 
 _PARTS = ("QUEUE", "GATHER", "RUN", "REST", "TOTAL")
+_OF_LEVEL = ("LEVEL", "REQUESTS", "MEAN", "P99")
 _RESULTS = ("BATCHES", "ROWS/BATCH", "MEAN", "P99")
 
 
@@ -52,6 +53,16 @@ def lines(found: Document) -> Iterator[str]:
             for each in found["what_if"]
         ]
         yield from fitted_table(("WHAT IF", *_RESULTS, "BUSY"), rows, f"{' '.join(_RESULTS)} BUSY")
+    named = [("as it was", logged)]
+    named += [(_change(each["change"]), each) for each in found["what_if"]]
+    rows = [
+        (name, str(of["level"]), str(of["requests"]), _time(of["mean_ns"]), _time(of["p99_ns"]))
+        for name, each in named
+        for of in each["levels"]
+    ]
+    if rows:
+        yield ""
+        yield from fitted_table(("BY PRIORITY", *_OF_LEVEL), rows, " ".join(_OF_LEVEL))
     if found["obstacle"]:
         yield f"nothing else is replayed: {found['obstacle']}"
 
