@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 
 from headrace.client.blocking import Client
 from headrace.plugins.access.keys import NewKey, new_key
-from tests.contract.conftest import FRONT_ENDS
+from tests.contract.conftest import CLIENTS, FRONT_ENDS
 from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import tensors, write_python_model
@@ -102,8 +103,10 @@ def test_an_explanation(server: ServerProcess, keys: dict[str, NewKey]) -> None:
     assert logged["rows_per_batch"] == round(10 * sum(SIZES) / 30, 2)
     assert found["logged_ns"] > 0
     for times in (logged["request"], found["since_load"]["request"], *found["last_batches"]):
-        parts = [times[f"{part}_ns"] for part in ("queue", "gather", "run", "rest")]
+        names = ("arrive", "queue", "gather", "run", "rest", "answer")
+        parts = [times[f"{part}_ns"] for part in names if times[f"{part}_ns"] is not None]
         assert all(part >= 0 for part in parts)
+        assert len(parts) == (4 if times is found["since_load"]["request"] else 6)
         assert times["total_ns"] == pytest.approx(sum(parts), abs=len(parts))
     listed = [(each["rows"], each["requests"], each["closed"]) for each in found["last_batches"]]
     assert listed == [(rows, 1, "idle") for rows in reversed(SIZES * 10)][:20]
@@ -119,6 +122,18 @@ def test_an_explanation(server: ServerProcess, keys: dict[str, NewKey]) -> None:
         {"max_queue_delay_microseconds": 2000}, {"instances": 2},
     ]  # fmt: skip
     assert all(0 <= each["busy"] <= 1 for each in found["what_if"])
+
+
+def test_the_time_at_the_doors(tmp_path: Path) -> None:
+    write_model(tmp_path, "plain", identity(), "max_batch_size: 8")
+    with clean_server(tmp_path) as server:
+        asked = f"{server.url}/v2/models/plain/explain"
+        for number, make in enumerate(CLIENTS.values()):
+            assert httpx.get(asked).json()["logged"]["requests"] == number
+            with make(server) as client:
+                client.infer("plain", {"INPUT0": np.zeros((2, 2), np.float32)})
+            newest, *_ = httpx.get(asked).json()["last_batches"]
+            assert newest["arrive_ns"] > 0 < newest["answer_ns"]
 
 
 def test_the_command(server: ServerProcess, keys: dict[str, NewKey]) -> None:

@@ -40,6 +40,8 @@ def test_the_log_begins_with_the_first_question() -> None:
     assert [each.arrived for each in second.requests] == [110, 110]
     assert (first.started, first.gathered, first.computed, first.ended) == (100, 103, 150, 150)
     assert (second.started, second.free) == (150, 150)
+    assert (first.answered, second.answered) == (150, 150)
+    assert {each.begun for batch in found for each in batch.requests} == {0}  # from no door
     assert {each.targeted for batch in found for each in batch.requests} == {False}
 
 
@@ -113,10 +115,15 @@ def batch_of(count: int) -> Batch:
     return Batch(signature(count), calls)
 
 
+def add(log: BatchLog, batch: Batch, moment: int) -> bool:
+    outcome = Outcome((), None, moment, moment, moment)
+    return log.add(log.requests_of(batch), batch, outcome, moment, moment)
+
+
 def test_the_log_has_a_limit_of_batches() -> None:
     log, one = BatchLog(0), batch_of(1)
     for moment in range(MOST_BATCHES + 10):
-        assert log.add(one, Outcome((), None, moment, moment, moment), moment)
+        assert add(log, one, moment)
     found = log.read(0)
     assert len(found) == MOST_BATCHES
     assert (found[0].started, found[-1].started) == (10, MOST_BATCHES + 9)
@@ -125,7 +132,7 @@ def test_the_log_has_a_limit_of_batches() -> None:
 def test_the_log_has_a_limit_of_requests() -> None:
     log, many = BatchLog(0), batch_of(MOST_REQUESTS // 4)
     for moment in range(6):
-        assert log.add(many, Outcome((), None, moment, moment, moment), moment)
+        assert add(log, many, moment)
     assert [batch.started for batch in log.read(0)] == [2, 3, 4, 5]
-    assert log.add(batch_of(MOST_REQUESTS + 1), Outcome((), None, 6, 6, 6), 6)
+    assert add(log, batch_of(MOST_REQUESTS + 1), 6)
     assert log.read(0) == []

@@ -6,7 +6,7 @@ for. Times are in nanoseconds of the batcher's clock. Owned by the event-loop th
 """
 
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from headrace.observability.statistics import Closed
 from headrace.scheduling.batch import Aimed, Batch, Outcome
@@ -19,7 +19,8 @@ _KEPT_NS = 600 * 10**9  # from the last question on
 class LoggedRequest(NamedTuple):
     """A request as a policy sees it, of a priority level from 1, the most urgent.
 
-    `targeted` ones may only run on some instances.
+    `targeted` ones may only run on some instances. `begun` is when a door began to receive it, 0 if
+    that is not known.
     """
 
     arrived: int
@@ -28,6 +29,10 @@ class LoggedRequest(NamedTuple):
     targeted: bool = False
     deadline: int | None = None
     level: int = 1
+    begun: int = 0
+
+
+LoggedRequests: TypeAlias = tuple[LoggedRequest, ...]
 
 
 class LoggedBatch(NamedTuple):
@@ -35,16 +40,17 @@ class LoggedBatch(NamedTuple):
 
     `closed` is None for one that was not formed from a queue: it is part of an earlier one. From
     `free` on an instance could have run it. `ended` is the moment after its requests were given
-    their rows.
+    their rows, and `answered` that after the doors had taken the answers.
     """
 
-    requests: tuple[LoggedRequest, ...]
+    requests: LoggedRequests
     closed: Closed | None
     free: int
     started: int
     gathered: int
     computed: int
     ended: int
+    answered: int
 
     @property
     def rows(self) -> int:
@@ -68,19 +74,29 @@ class BatchLog:
         self._asked = now
         return list(self._batches)
 
-    def add(self, batch: Batch, outcome: Outcome, ended: int) -> bool:
-        """Add a batch; False if nobody has asked for so long that the log should end."""
-        if ended - self._asked > _KEPT_NS:
-            return False
+    def requests_of(self, batch: Batch) -> LoggedRequests:
+        """The requests of a batch, for `add`; to be called before they are answered."""
         by_level = self._has_levels  # calls that were in no queue have no level
-        requests = tuple(
+        return tuple(
             LoggedRequest(
                 call.arrived, call.rows, call.key, type(call.key) is Aimed, None,
-                call.level if by_level else 1,
+                call.level if by_level else 1, call.begun_ns,
             )
             for call in batch.calls
         )  # fmt: skip
-        times = batch.free, outcome.started, outcome.gathered, outcome.computed, ended
+
+    def add(
+        self,
+        requests: LoggedRequests,
+        batch: Batch,
+        outcome: Outcome,
+        ended: int,
+        answered: int,
+    ) -> bool:
+        """Add a batch; False if nobody has asked for so long that the log should end."""
+        if ended - self._asked > _KEPT_NS:
+            return False
+        times = batch.free, outcome.started, outcome.gathered, outcome.computed, ended, answered
         self._batches.append(LoggedBatch(requests, batch.closed, *times))
         self._requests += len(requests)
         while len(self._batches) > MOST_BATCHES or self._requests > MOST_REQUESTS:

@@ -60,7 +60,7 @@ from headrace.scheduling.batch import (
     Part,
     Unanswered,
 )
-from headrace.scheduling.batch_log import BatchLog, LoggedBatch
+from headrace.scheduling.batch_log import BatchLog, LoggedBatch, LoggedRequests
 from headrace.scheduling.lending import JoinedCall, Lender, LentInstance, counts, taken
 from headrace.scheduling.overload import Overload
 from headrace.scheduling.policy import NO_POLICY, SchedulingPolicy
@@ -638,17 +638,22 @@ class Batcher:
 
     def _answered(self, batch: Batch, outcome: Outcome, reason: Closed) -> None:
         """Answer and count calls that were in no queue."""
+        ended, log = 0, self._log
+        if log is not None:
+            ended, requests = self._now(), log.requests_of(batch)
         for call in batch.calls:
             call.outcome = None  # which refers to the call
             call.respond_from(batch)
         self._statistics.batch_succeeded(*counts(batch, outcome))
         self._closed[reason] += 1
-        if self._log is not None:
+        if log is not None:
             batch.closed = reason
-            self._log_batch(self._log, batch, outcome, self._now())
+            self._log_batch(log, requests, batch, outcome, ended)
 
-    def _log_batch(self, log: BatchLog, batch: Batch, outcome: Outcome, ended: int) -> None:
-        if not log.add(batch, outcome, ended):
+    def _log_batch(
+        self, log: BatchLog, requests: LoggedRequests, batch: Batch, outcome: Outcome, ended: int
+    ) -> None:
+        if not log.add(requests, batch, outcome, ended, self._now()):
             self._log = None
 
     def lend(self, call_soon: Callable[..., Any]) -> Lender | None:
@@ -1030,10 +1035,11 @@ class Batcher:
                 alive.append(call)
                 arrived.append(call.arrived)
                 rows += call.rows
-        ended = self._now()
-        if self._log is not None:
-            self._log_batch(self._log, batch, outcome, ended)
+        ended, log = self._now(), self._log
+        requests = () if log is None else log.requests_of(batch)
         self._release(alive)
+        if log is not None:
+            self._log_batch(log, requests, batch, outcome, ended)
         started, gathered, computed = outcome.started, outcome.gathered, outcome.computed
         counts = arrived, rows, batch.rows, started, gathered, computed, ended, batch.free
         if len(alive) == 1:

@@ -141,7 +141,8 @@ def test_a_busy_instance_is_busy_all_the_time() -> None:
 
 def logged(closed: Closed | None, free: int, started: int, *arrivals: int) -> LoggedBatch:
     requests = tuple(LoggedRequest(moment, 1, None) for moment in arrivals)
-    return LoggedBatch(requests, closed, free, started, started, started + 100, started + 100)
+    ended = started + 100
+    return LoggedBatch(requests, closed, free, started, started, ended, ended, ended)
 
 
 @pytest.mark.parametrize(("batches", "delay", "expected"), [

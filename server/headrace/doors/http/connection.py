@@ -190,11 +190,8 @@ class HttpCall(Exchange):
 
     @property
     def begun_ns(self) -> int:
-        """Arrival of the first byte, in nanoseconds of the monotonic clock.
-
-        0 if all came at once.
-        """
-        return int(self.connection.begun_reading * 1e9) if self.filled else 0
+        """Arrival of the first byte, in nanoseconds; of the whole request, if all came at once."""
+        return int(self.connection.begun_reading * 1e9) if self.filled else self.begun
 
     def end(self, answer: Answer) -> None:
         """Answer once all earlier requests are answered."""

@@ -9,6 +9,7 @@ requests wait. Times are in nanoseconds.
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from headrace.engine.running import RunningVersion
@@ -21,7 +22,7 @@ from headrace.plugins.explain.replay import (
     replay,
     seen_requests,
 )
-from headrace.scheduling.batch_log import LoggedBatch
+from headrace.scheduling.batch_log import LoggedBatch, LoggedRequest
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import SchedulingPolicy
 
@@ -80,12 +81,27 @@ def _since_load(counts: VersionStatistics) -> Document:
     }  # fmt: skip
 
 
-def _parts(queue: int, gather: int, run: int, total: int) -> Document:
-    """The parts of a request's time: the rest is that of dividing the outputs and answering."""
-    rest = max(total - queue - gather - run, 0)
-    return {
-        "queue_ns": queue, "gather_ns": gather, "run_ns": run, "rest_ns": rest, "total_ns": total
+def _parts(
+    queue: int, gather: int, run: int, total: int, arrive: int | None = None, answer: int = 0
+) -> Document:
+    """The parts of a request's time: the rest is that of dividing the outputs.
+
+    `total` is that without the time at the door, which is not known where `arrive` is None.
+    """
+    parts = {
+        "queue_ns": queue, "gather_ns": gather, "run_ns": run,
+        "rest_ns": max(total - queue - gather - run, 0),
     }  # fmt: skip
+    if arrive is None:
+        return {"arrive_ns": None, **parts, "answer_ns": None, "total_ns": total}
+    return {
+        "arrive_ns": arrive, **parts, "answer_ns": answer, "total_ns": arrive + total + answer
+    }  # fmt: skip
+
+
+def _arrived(request: LoggedRequest) -> int:
+    """Nanoseconds from the begin of a request at its door to its arrival in the queue."""
+    return max(request.arrived - request.begun, 0) if request.begun else 0
 
 
 def _of_batches(
@@ -101,6 +117,8 @@ def _of_batches(
         sum(batch.gathered - batch.started for batch, _ in requests) // count,
         sum(batch.computed - batch.gathered for batch, _ in requests) // count,
         sum(lasted) // count,
+        sum(_arrived(each) for _, each in requests) // count,
+        sum(batch.answered - batch.ended for batch, _ in requests) // count,
     )
     closed = Counter(batch.closed.value if batch.closed else _AGAIN for batch in batches)
     what_if = list[Document]()
@@ -155,12 +173,14 @@ def _latencies(found: Sequence[int]) -> Document:
 
 def _batch(batch: LoggedBatch) -> Document:
     """A batch; its `queue_ns` are those of the request that waited longest."""
-    first = min(request.arrived for request in batch.requests)
+    request = min(batch.requests, key=attrgetter("arrived"))
+    first = request.arrived
     return {
         "rows": batch.rows, "requests": len(batch.requests),
         "closed": batch.closed.value if batch.closed else _AGAIN,
         **_parts(
             batch.started - first, batch.gathered - batch.started,
-            batch.computed - batch.gathered, batch.ended - first,
+            batch.computed - batch.gathered, batch.ended - first, _arrived(request),
+            batch.answered - batch.ended,
         ),
     }  # fmt: skip

@@ -196,6 +196,11 @@ class InferRpc(UnaryRpc, InferCall):
         self._trailing = self._timer = None
         self.remote_closed = self.finished = False
 
+    @property
+    def begun_ns(self) -> int:
+        """Arrival of the call's headers, in nanoseconds of the monotonic clock."""
+        return self._begun
+
     def take_last(self, view: memoryview, start: int, stop: int) -> bool:
         """Queue the message if the call is plain."""
         begin = start + PREFIX

@@ -12,7 +12,7 @@ from headrace.cli.text import duration, fitted_table, number, printable
 if TYPE_CHECKING:
     from headrace.client.blocking import Client
 
-_PARTS = ("QUEUE", "GATHER", "RUN", "REST", "TOTAL")
+_PARTS = ("ARRIVE", "QUEUE", "GATHER", "RUN", "REST", "ANSWER", "TOTAL")
 _OF_LEVEL = ("LEVEL", "REQUESTS", "MEAN", "P99")
 _RESULTS = ("BATCHES", "ROWS/BATCH", "MEAN", "P99")
 
@@ -84,8 +84,8 @@ def _times(of: Document) -> tuple[str, ...]:
     return tuple(_time(of[f"{part.lower()}_ns"]) for part in _PARTS)
 
 
-def _time(ns: int) -> str:
-    return duration(ns / 1e9)
+def _time(ns: int | None) -> str:
+    return duration(None if ns is None else ns / 1e9)
 
 
 def _explain(options: argparse.Namespace, server: "Client") -> int:
