@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from google.protobuf import json_format
@@ -13,7 +14,7 @@ from headrace.cli.commands.infer_inputs import read_inputs
 from headrace.cli.files import replace_file
 from headrace.cli.remote import CommandFailed
 from headrace.cli.text import duration, fitted_table, number, progress_bar
-from headrace.client import ClientError
+from headrace.client import ClientError, StatusError
 from headrace.client.blocking import Client
 from headrace.client.transport import InferRequest
 from headrace.core.errors import InvalidConfig
@@ -103,11 +104,11 @@ class Tuning:
             progress.close()
 
     def _try(self, wanted: TunedSettings, progress: "_TrialProgress") -> SettingsTrial:
+        """Load settings, and measure them; the present ones, too, so that a refusal ends all."""
         levels, batches, server_ns = list[ClientLevel](), list[tuple[int, int]](), 0
         try:
-            if wanted != self._present:
-                self._overridden = True
-                self._load(changed(self._config, self._present, wanted))
+            self._overridden = True
+            self._load(changed(self._config, self._present, wanted))
             self._explain()  # the log of batches begins
             for done, clients in enumerate(self.search.levels):
                 share = done / len(self.search.levels)
@@ -147,7 +148,8 @@ class Tuning:
     def restore(self) -> None:
         """Load the model as it was: from the repository, or with the override that it had."""
         if self._overridden:
-            self._server.load(self._model)
+            with suppress(StatusError):  # of a server that loads nothing, and has not before
+                self._server.load(self._model)
             if self._server.model_config(self._model) != self._original:
                 self._server.load(self._model, json.dumps(self._original))
 
