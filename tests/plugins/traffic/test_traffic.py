@@ -98,9 +98,14 @@ class World(worlds.World):
         return int(response.model_version)
 
     def send(
-        self, parameters: dict[str, Any] | None = None, sequence: int = 0, **headers: str
+        self,
+        parameters: dict[str, Any] | None = None,
+        sequence: int = 0,
+        start: bool = False,
+        **headers: str,
     ) -> DoorCall:
-        asked = question(parameters=parameters or {}, options=CallOptions(sequence_id=sequence))
+        options = CallOptions(sequence_id=sequence, sequence_start=start)
+        asked = question(parameters=parameters or {}, options=options)
         call = DoorCall(asked, headers)
         self.engine.find("m").submit(call)
         return call
@@ -427,6 +432,43 @@ async def test_a_share_of_requests_is_copied(tmp_path: Path) -> None:
             await world.ask()
         await until(lambda: world.shadow.success == 10)
         assert world.shadow.dropped == 0
+
+
+async def test_all_requests_of_a_sequence_are_copied_or_none(tmp_path: Path) -> None:
+    """Only the first copy has room, so that the others are counted at once."""
+    shadow = {"version": "3", "share": 0.5, "max_pending": 1}
+    async with serving(tmp_path, {"split": {"1": 1}, "shadow": shadow}) as world:
+        found = []
+        for id in range(1, 65):
+            before = world.shadow.dropped
+            for _ in range(5):
+                world.send(sequence=id)
+            found.append(world.shadow.dropped - before)
+        assert {0, 5} <= set(found) <= {0, 4, 5}
+        assert 10 < found.count(0) < 54
+
+
+async def test_a_sequence_without_a_copy_is_copied_no_further(tmp_path: Path) -> None:
+    """Up to the next start of one with its id."""
+    async with serving(tmp_path, SHADOW, admission=Admission(10, 100)) as world:
+
+        async def copied(id: int, start: bool = False) -> bool:
+            dropped = world.shadow.dropped
+            await world.send(sequence=id, start=start).future
+            return world.shadow.dropped == dropped
+
+        assert await copied(1, start=True)
+        world.admission.count(0, 6)
+        assert not await copied(1)
+        world.admission.count(0, -6)
+        await until(lambda: world.shadow.success == 1)
+        assert not await copied(1)
+        assert await copied(2, start=True)
+        await until(lambda: world.shadow.success == 2)
+        assert await copied(1, start=True)
+        await until(lambda: world.shadow.success == 3)
+        assert await copied(1)
+        await until(lambda: world.shadow.success == 4)
 
 
 async def test_an_overloaded_server_makes_no_copies(tmp_path: Path) -> None:

@@ -93,6 +93,11 @@ def bound(share: float) -> int:
     return min(round(share * _WHOLE), _WHOLE)
 
 
+def point_of(key: bytes) -> int:
+    """The point of a key, from 0 to 2**64, which is always the same."""
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
+
+
 class Split:
     """Versions by weight. The weights are positive, and there is at least one."""
 
@@ -123,9 +128,8 @@ class Split:
         text = key.encode(errors="replace")
         chosen, least = 0, float("inf")
         for number, weight, salt in self._salted:
-            digest = blake2b(salt + text, digest_size=8).digest()
             # The time of a first event with this rate: the earliest of all versions wins.
-            wait = -log((int.from_bytes(digest, "little") + 1) / (_WHOLE + 1)) / weight
+            wait = -log((point_of(salt + text) + 1) / (_WHOLE + 1)) / weight
             if wait < least or not chosen:
                 chosen, least = number, wait
         return chosen

@@ -39,6 +39,7 @@ from headrace.plugins.traffic.decisions import (
     Split,
     arrange,
     bound,
+    point_of,
 )
 from headrace.plugins.traffic.rules import Shadow, TrafficRules
 
@@ -49,6 +50,7 @@ _SEQUENCE = "sequence_id"  # reserved, so not among the parameters
 # further requests gather to a batch.
 _DELAY_SECS = 0.002
 _MOST_BYTES = 64 << 20  # bytes of a model's copies in flight
+_MOST_TORN = 32_768  # remembered sequences of which a copy was dropped
 _BUSY = 2  # the server must have half of its limits free
 
 
@@ -137,17 +139,32 @@ class ShadowCopies:
         self._waiting: list[_Copy] = []
         self._under_way: dict[_Copy, int] = {}
         self._nbytes = 0
+        self._torn: set[int | str] = set()  # sequences of which a copy was dropped
         admission.watch_close(self.close)
 
     def copy(self, request: Call, asked: ShadowedRequest) -> None:
-        """Copy a request that was just submitted as `asked`, unless too busy."""
-        if self._points.next() >= self._bound:
+        """Copy a request that was just submitted as `asked`, unless too busy.
+
+        All requests of a sequence are copied, or none, or those before the first that is dropped: a
+        state that lacks one would make all answers behind it wrong.
+        """
+        id = asked.options.sequence_id
+        key = f"shadow\0{id}".encode(errors="replace")
+        if (point_of(key) if id else self._points.next()) >= self._bound:
             return
+        if asked.options.sequence_start:
+            self._torn.discard(id)
         tensors = list(asked.inputs.values())
         nbytes = max(request.nbytes, sum([tensor.array.nbytes for tensor in tensors]))
         # The data of a placeholder is in shared memory, and was not fetched yet.
-        if self._no_room(nbytes) or any(tensor.array.dtype.itemsize == 0 for tensor in tensors):
+        if (
+            id in self._torn
+            or self._no_room(nbytes)
+            or any(tensor.array.dtype.itemsize == 0 for tensor in tensors)
+        ):
             self.ledger.dropped += 1
+            if id:
+                self._tear(id, asked.options.sequence_end)
             return
         copy = self._copied(request, asked)
         self._under_way[copy] = nbytes
@@ -155,6 +172,12 @@ class ShadowCopies:
         if not self._waiting:
             asyncio.get_running_loop().call_later(_DELAY_SECS, self._submit)
         self._waiting.append(copy)
+
+    def _tear(self, id: int | str, ends: bool) -> None:
+        """Copy no further requests of a sequence, until one with its id begins."""
+        self._torn.add(id)
+        if ends or len(self._torn) > _MOST_TORN:
+            self._torn.remove(id)
 
     def forget(self, copy: _Copy) -> None:
         """Remove a finished copy."""
