@@ -118,6 +118,12 @@ def test_a_request_with_every_field() -> None:
     assert request.nbytes == len(given.SerializeToString())
 
 
+def test_ids_of_sequences_are_unsigned() -> None:
+    for sent, id in ((-1, 2**64 - 1), (-(2**63), 2**63), (2**63 - 1, 2**63 - 1)):
+        given = with_parameter("sequence_id", int64_param=sent)
+        assert over_the_wire(given).options.sequence_id == id
+
+
 @pytest.mark.parametrize(("item", "values"), [
     (an_input("x", "FP32", 2, 1, fp32_contents=[1, 2]), [[1.0], [2.0]]),
     (an_input("x", "FP32", fp32_contents=[1]), 1.0), (an_input("x", "FP32", 0), []),

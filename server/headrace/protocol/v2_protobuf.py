@@ -221,7 +221,10 @@ def _value(name: str, parameter: pb.InferParameter) -> Any:
             f"invalid value type for '{name}' parameter,"
             " expected int64_param, bool_param, string_param or double_param"
         )
-    return getattr(parameter, choice)
+    value = getattr(parameter, choice)
+    if name == "sequence_id" and type(value) is int and value < 0:
+        value += 1 << 64  # an unsigned 64-bit number travels as a signed one
+    return value
 
 
 def _from_contents(
