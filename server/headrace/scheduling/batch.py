@@ -97,7 +97,8 @@ class Unanswered(NamedTuple):
 class Outcome:
     """The result of an execution: arrays in the order of `Batch.outputs`, or an error; times in ns.
 
-    `parts`, if set, are the outputs for each request, instead of `arrays`.
+    `parts`, if set, are the outputs for each request, instead of `arrays`. `rows`, if set, are all
+    that were executed: those of empty slots, too.
     """
 
     arrays: Sequence[TensorArray]
@@ -106,6 +107,7 @@ class Outcome:
     gathered: int
     computed: int
     parts: Sequence[Answer] | None = None
+    rows: int = 0
 
 
 class Aimed(NamedTuple):

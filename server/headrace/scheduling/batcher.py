@@ -996,8 +996,9 @@ class Batcher:
                 later += 1
                 self._open.add(call)
         if later and len(others) == len(batch.calls):
+            executed = outcome.rows or batch.rows
             self._statistics.batch_opened(
-                batch.rows, outcome.started, outcome.gathered, outcome.computed
+                executed, outcome.started, outcome.gathered, outcome.computed
             )
 
     def _run_again(self, call: Call) -> None:
@@ -1041,7 +1042,8 @@ class Batcher:
         if log is not None:
             self._log_batch(log, requests, batch, outcome, ended)
         started, gathered, computed = outcome.started, outcome.gathered, outcome.computed
-        counts = arrived, rows, batch.rows, started, gathered, computed, ended, batch.free
+        executed = outcome.rows or batch.rows
+        counts = arrived, rows, executed, started, gathered, computed, ended, batch.free
         if len(alive) == 1:
             self._soon(self._statistics.batch_succeeded, *counts)
         else:

@@ -173,7 +173,6 @@ def test_counts() -> None:
     for event in ("a 1 se", "b 2 s", "c 3 s <9", "d 4 s", "b2 2 s"):
         world.do(event)
     assert (world.seats.seated, world.seats.backlog, world.seats.restarted) == (2, 2, 1)
-    assert world.seats.height("A") == 2
     world.do("@9")
     world.do("a.")
     world.do("d!")

@@ -160,13 +160,15 @@ def test_controls_and_places() -> None:
     world.run()
     assert world.given[1] == [[1, 0, 1, 11], [0, 0, 0, 0], [3, 0, 1, 13]]
     assert (first.values, third.values) == ([2], [6])
-    # The first seat is free, and the batch is as high as the highest taken one.
+    # The first seat is free, and a batch ends with its last request.
     world.send(4, 13)
     world.run()
     assert world.given[2] == [[0, 0, 0, 0], [0, 0, 0, 0], [4, 0, 1, 13]]
     other = world.send(5, 15, "s")
     world.run()
-    assert world.given[3] == [[5, 1, 1, 15], [0, 0, 0, 0], [0, 0, 0, 0]]
+    assert world.given[3] == [[5, 1, 1, 15]]
+    batches = {rows: batch.count for rows, batch in world.statistics.batches.items()}
+    assert batches == {3: 3, 1: 1}  # with empty seats
     assert other.values == [10]
     assert (world.statistics.inference_count, world.statistics.success_count) == (7, 7)
 
@@ -442,10 +444,10 @@ def test_requests_that_their_model_runs_again() -> None:
     assert instance.running == ["1", "3"]
     instance.report(parts=[Deferral.AGAIN, part(7)])
     world.clock.settle()
-    assert instance.running == ["1", ""]
+    assert instance.running == ["1"]
     assert not first.options.sequence_start
     assert np.asarray(first.inputs["start"].array).item() == 0
-    instance.report(parts=[part(5), part(0)])
+    instance.report(parts=[part(5)])
     world.run()
     assert (first.values, third.values, second.values) == ([5], [7], [4])
     assert world.statistics.success_count == 3

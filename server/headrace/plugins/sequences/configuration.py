@@ -15,12 +15,7 @@ from headrace.core.errors import InvalidOption
 from headrace.core.model_spec import TensorInfo
 from headrace.core.tensors import Tensor
 from headrace.placement.warming import zeros
-from headrace.plugins.sequences.controls import (
-    CarriedState,
-    ControlInput,
-    Controls,
-    Kind,
-)
+from headrace.plugins.sequences.controls import CarriedState, ControlInput, Controls, Kind
 from headrace.plugins.sequences.scheduler import LocalSequencePlan
 from headrace.protocol.pb import model_config_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig

@@ -166,10 +166,6 @@ class SequenceSeats:
             times.append(next(iter(self._idle.values())) + self._idle_ns)
         return min(times, default=None)
 
-    def height(self, instance: object) -> int:
-        """The number of the highest taken seat of an instance, plus one; 0 if none is taken."""
-        return max(self._rooms[instance].sequences, default=-1) + 1
-
     # --- events of instances
 
     def open(self, instance: object) -> list[Decision]:

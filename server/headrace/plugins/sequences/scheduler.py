@@ -105,7 +105,7 @@ class LocalSequences:
         self._failed = failed
         self._turns: dict[Call, _CallTurn] = {}  # of the calls that the batcher has
         self._slots: dict[Instance, SlotInstance] = {}
-        self._leaving: dict[object, list[tuple[SlotInstance, Callable[[], None]]]] = {}
+        self._leaving: dict[object, list[tuple[Instance, Callable[[], None]]]] = {}
         self._decided: deque[Decision] = deque()
         self._acting = False
         self._delay, self._backlog_delay = delay, backlog_delay
@@ -161,7 +161,7 @@ class LocalSequences:
         if turn.running:  # its client has gone
             return
         if turn.waits:
-            self._go_on(turn)
+            self._wait(turn, False)
         self._turns.pop(turn.call, None)
         self._delayed.pop(turn, None)
         if decided := self.seats.over(turn, self._clock.now(), turn.ran):
@@ -204,17 +204,17 @@ class LocalSequences:
     def remove_instance(self, instance: Instance, removed: Callable[[], None]) -> None:
         """Implements `InstanceScheduler.remove_instance`, once no sequence is left there."""
         holder = _holder(instance)
-        self._leaving.setdefault(holder, []).append((self._slots.pop(instance), removed))
+        self._leaving.setdefault(holder, []).append((instance, removed))
         self._act(self.seats.retire(holder))
 
     def suspend(self, instance: Instance) -> None:
         """Implements `InstanceScheduler.suspend`."""
-        if (slot := self._slot(instance)) is not None:
+        if (slot := self._slots.get(instance)) is not None:
             self._batcher.suspend(slot)
 
     def resume(self, instance: Instance) -> None:
         """Implements `InstanceScheduler.resume`."""
-        if (slot := self._slot(instance)) is None:
+        if (slot := self._slots.get(instance)) is None:
             return
         self._batcher.resume(slot)
         if slot.lost:
@@ -260,14 +260,9 @@ class LocalSequences:
             if call.ended:
                 self.over(turn)
 
-    def places(self, batch: Batch) -> tuple[Sequence[int], int]:
+    def places(self, batch: Batch) -> Sequence[int]:
         """Implements `Seats.places`."""
-        if not self._plan.fixed:
-            return (), 0
-        places = [self._turns[call].place for call in batch.calls]
-        seat = self._turns[batch.calls[0]].sequence.seat
-        height = 0 if seat is None else self.seats.height(seat.instance)
-        return places, max(height, max(places) + 1)
+        return [self._turns[call].place for call in batch.calls] if self._plan.fixed else ()
 
     def again(self, call: Call) -> None:
         """Implements `Seats.again`."""
@@ -317,8 +312,8 @@ class LocalSequences:
                         reason = "REJECTED" if why is Why.EXPIRED else "OTHER"
                         self._end(mine, self._error(mine, why), reason)
                     case Vacate(instance):
-                        for slot, removed in self._leaving.pop(instance, ()):
-                            self._batcher.remove_instance(slot, removed)
+                        for left, removed in self._leaving.pop(instance, ()):
+                            self._batcher.remove_instance(self._slots.pop(left), removed)
         finally:
             self._acting = False
 
@@ -362,7 +357,7 @@ class LocalSequences:
             raise
         call.arrived = turn.arrived  # the wait for its turn is time in the queue
         if turn.waits:
-            self._go_on(turn)
+            self._wait(turn, False)
 
     def _end(self, turn: "_CallTurn", error: ServerError, reason: str) -> None:
         """End a request that the batcher has not had, or has refused."""
@@ -371,37 +366,32 @@ class LocalSequences:
         turn.call.ended = True
         self.in_vain(turn, reason)
         if turn.waits:
-            self._go_on(turn)
+            self._wait(turn, False)
         turn.call.pass_end(error)
 
     def _error(self, turn: "_CallTurn", why: Why) -> ServerError:
         """The error of a request that is refused; in Triton's words, if it has any."""
         id = turn.call.options.sequence_id
-        shown = f"'{id}'" if isinstance(id, str) else str(id)
         model = self._plan.model
         match why:
             case Why.UNSTARTED:
                 return InvalidRequest(
-                    f"inference request for sequence {shown} to model '{model}' must specify the"
+                    f"inference request for sequence {id} to model '{model}' must specify the"
                     " START flag on the first request of the sequence"
                 )
             case Why.EXPIRED:
                 return QueueTimeout("timeout of the corresponding sequence has been expired")
             case Why.LOST:
                 return SequenceLost(
-                    f"sequence {shown} of model '{model}' is lost, since its worker process has"
+                    f"sequence {id} of model '{model}' is lost, since its worker process has"
                     " ended: it has to be begun again"
                 )
 
-    def _wait(self, turn: "_CallTurn") -> None:
-        turn.waits = True
-        self.waiting += 1
-        self._batcher.expect(1)
-
-    def _go_on(self, turn: "_CallTurn") -> None:
-        turn.waits = False
-        self.waiting -= 1
-        self._batcher.expect(-1)
+    def _wait(self, turn: "_CallTurn", waits: bool = True) -> None:
+        turn.waits = waits
+        more = 1 if waits else -1
+        self.waiting += more
+        self._batcher.expect(more)
 
     # --- time
 
@@ -425,15 +415,7 @@ class LocalSequences:
 
     def _of(self, holder: object) -> list[SlotInstance]:
         """The slots of an instance, also while it leaves."""
-        leaving = [slot for slot, _ in self._leaving.get(holder, ())]
-        return [*(s for one, s in self._slots.items() if _holder(one) is holder), *leaving]
-
-    def _slot(self, instance: Instance) -> SlotInstance | None:
-        """The batcher's instance in front of this one; None if it is removed."""
-        if (found := self._slots.get(instance)) is not None:
-            return found
-        leaving = self._leaving.get(_holder(instance), ())
-        return next((slot for slot, _ in leaving if slot.inner is instance), None)
+        return [slot for one, slot in self._slots.items() if _holder(one) is holder]
 
 
 class _CallTurn(Turn, Stage, Owner):

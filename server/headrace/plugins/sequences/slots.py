@@ -40,11 +40,8 @@ class Seats(Protocol):
     def done(self, batch: Batch, ran: bool) -> None:
         """Note that the model is done with the requests of a batch, if it `ran`."""
 
-    def places(self, batch: Batch) -> tuple[Sequence[int], int]:
-        """The place of each request in a batch of fixed slots, and the number of slots.
-
-        No places if they are not fixed.
-        """
+    def places(self, batch: Batch) -> Sequence[int]:
+        """The place of each request in a batch of fixed slots; none if they are not fixed."""
 
     def again(self, call: Call) -> None:
         """Change a request that its model runs again from the first of its sequence to the next."""
@@ -91,13 +88,14 @@ class SlotInstance(NamedInstance):
     def execute(self, batch: Batch, done: Done) -> None:
         """Implements `Instance.execute`."""
         self._batch, self._done = batch, done
-        self._places, self._slots = self._seats.places(batch)
+        self._places = self._seats.places(batch)
         self._seats.begun(batch)
         if self._places:
             # Ascending, so that a full batch needs no arranging; its answers follow this order.
             order = sorted(zip(self._places, batch.calls, strict=True), key=lambda each: each[0])
             batch.calls[:] = [call for _, call in order]
             self._places = [place for place, _ in order]
+            self._slots = self._places[-1] + 1  # those behind the last request are left out
             if self._slots > len(self._places):
                 batch = self._with_empty(batch)
         self.inner.execute(batch, self._finished)
@@ -137,6 +135,7 @@ class SlotInstance(NamedInstance):
         elif isinstance(error, NotStarted) and self.lost:
             outcome.error = NotStarted(lost_before(batch.signature.model))
         elif given is not batch and error is None:
+            outcome.rows = given.rows
             if outcome.parts is not None:
                 outcome.parts = [outcome.parts[place] for place in self._places]
             outcome.arrays = [
@@ -163,8 +162,6 @@ def lost_before(model: str) -> SequenceLost:
 
 def _rows(array: TensorArray, places: Sequence[int]) -> TensorArray:
     """Some rows of an output, in order."""
-    if places[-1] == len(places) - 1:
-        return array[: len(places)]
     if isinstance(array, np.ndarray):
         return array[list(places)]
     return concatenated([array[place : place + 1] for place in places])
