@@ -22,7 +22,7 @@ from headrace.engine.sequencing import SequenceScheduler, SequenceStage
 from headrace.engine.shared_memory import Regions
 from headrace.observability.statistics import CacheCounts, PaddingCounts, VersionStatistics
 from headrace.placement.placement import PlacedInstance, Placement, Surroundings
-from headrace.scheduling.batcher import Batcher, Clock, LoopClock
+from headrace.scheduling.batcher import DELAY, Batcher, Clock, LoopClock, delay_in
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.scheduler import InstanceScheduler, Scheduler
 
@@ -70,6 +70,9 @@ class RunningVersion:
         self._gate = None if limiter is None else limiter.gate(loaded.config, batcher.wake)
         if self._gate is not None:
             batcher.limit(self._gate)
+        delay = delay_in(DELAY)
+        if delay and loaded.config.WhichOneof("scheduling_choice") == "dynamic_batching":
+            batcher.delay(lambda instance: batcher.waiting_for(instance) >= delay)
         self.fail_over: FailOver | None = None
         schedulers: Sequence[InstanceScheduler] = [batcher]
         if loaded.backends is not None:

@@ -28,6 +28,7 @@ one. Of the lines with an idle instance, the one whose first call has waited lon
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -70,6 +71,9 @@ from headrace.scheduling.queue import LIGHT, MANY, RequestQueue
 log = logging.getLogger(__name__)
 _LENT_NS = 500_000_000  # between looks at instances that are lent
 _ALONE_NS = 200_000  # for calls that run one after the other in a tick of the event loop
+# Triton's variables by which tests determine batches: how many requests have to be there before the
+# first of them runs, and how many of sequences without a seat.
+DELAY, BACKLOG_DELAY = "TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 _REFUSED_AT_ONCE = 64  # for their delay, in one turn of the event loop
 _load = attrgetter("load")
 
@@ -131,6 +135,47 @@ class InstanceGate(Protocol):
 
     def forget(self, instance: Instance) -> None:
         """Expect no more batches for an instance, which was removed."""
+
+
+class DelayGate:
+    """A gate by which an instance first runs once `enough` is true of it, as tests of Triton want.
+
+    `inner` is a gate behind this one, if there is any.
+    """
+
+    def __init__(self, enough: Callable[[Instance], bool], inner: InstanceGate | None) -> None:
+        self._enough = enough
+        self._inner = inner
+        self._begun: set[Instance] = set()
+
+    def enter(self, idle: Sequence[Instance]) -> Instance | None:
+        """Implements `InstanceGate.enter`."""
+        able = [one for one in idle if one in self._begun or self._enough(one)]
+        self._begun.update(able)
+        return (
+            min(able, key=_load, default=None) if self._inner is None else self._inner.enter(able)
+        )
+
+    def leave(self, instance: Instance, again: bool) -> None:
+        """Implements `InstanceGate.leave`."""
+        if self._inner is not None:
+            self._inner.leave(instance, again)
+
+    def decline(self, instance: Instance) -> None:
+        """Implements `InstanceGate.decline`."""
+        if self._inner is not None:
+            self._inner.decline(instance)
+
+    def rest(self, waits: bool) -> None:
+        """Implements `InstanceGate.rest`."""
+        if self._inner is not None:
+            self._inner.rest(waits)
+
+
+def delay_in(variable: str) -> int:
+    """The number of calls in a variable of the environment such as `DELAY`; 0 if it has none."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else 0
 
 
 class Instances:
@@ -316,6 +361,22 @@ class Batcher:
     def limit(self, gate: InstanceGate) -> None:
         """Form batches for instances that may pass a gate alone; before any is added."""
         self._gate, self._simple = gate, False
+
+    def delay(self, enough: Callable[[Instance], bool]) -> None:
+        """Give each instance its first batch once `enough` is true of it; before any is added.
+
+        `wake` makes it ask again; so does a new call.
+        """
+        self.limit(DelayGate(enough, self._gate))
+
+    def waiting_for(self, instance: Instance) -> int:
+        """The number of queued calls that an instance may run."""
+        lines = (self._line, *self._lines.values())
+        return sum(
+            line.queue.waiting
+            for line in lines
+            if line.target is None or instance.serves(line.target)
+        )
 
     def wake(self) -> None:
         """Try to form batches: an instance may pass the gate."""

@@ -22,7 +22,7 @@ from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics
 from headrace.plugins.sequences.controls import CarriedState, ControlInput, Controls, Kind
-from headrace.plugins.sequences.scheduler import LocalSequencePlan, LocalSequences
+from headrace.plugins.sequences.scheduler import LocalSequencePlan
 from headrace.scheduling.batch import Deferral, Instance, NotStarted, Part
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
@@ -108,7 +108,7 @@ class World:
         failed = self.statistics.request_failed
         self.sequences = plan.start(batcher, self.clock, self.share, failed)
         if any(delay):
-            self.sequences = LocalSequences(plan, batcher, self.clock, self.share, failed, *delay)
+            self.sequences.delay(*delay)
         self.instances = [FakeInstance(self.clock, self.model) for _ in range(instances)]
         for instance in self.instances:
             self.sequences.add_instance(instance)

@@ -8,7 +8,6 @@ Owned by the event-loop thread. Decisions are carried out one after the other, b
 first of them: an answer may submit the next request, and so cause others.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,15 +30,12 @@ from headrace.plugins.sequences.decisions import (
 )
 from headrace.plugins.sequences.slots import SlotInstance, lost_before, lost_with
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance
-from headrace.scheduling.batcher import Batcher, Clock, Timer
+from headrace.scheduling.batcher import BACKLOG_DELAY, DELAY, Batcher, Clock, Timer, delay_in
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.sequences import not_named, not_single
 
 _NO_CLIENTS = -(2**63)  # ids below are no client's
-# Triton's variables by which its tests determine batches: how many requests of sequences with a
-# seat, and of others, have to be there before the first of them runs.
-DELAY, BACKLOG_DELAY = "TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 _COPIED = 64 << 10  # bytes up to which a state is copied out of the memory of its batch
 
 
@@ -72,8 +68,10 @@ class LocalSequencePlan:
         self, batcher: Batcher, clock: Clock, load: ModelLoad, failed: Callable[[str, int], None]
     ) -> "LocalSequences":
         """The scheduler of a version that is about to serve."""
-        delays = _number(DELAY), _number(BACKLOG_DELAY)
-        return LocalSequences(self, batcher, clock, load, failed, *delays)
+        sequences = LocalSequences(self, batcher, clock, load, failed)
+        if delay := delay_in(DELAY):
+            sequences.delay(delay, delay_in(BACKLOG_DELAY))
+        return sequences
 
 
 class LocalSequences:
@@ -85,15 +83,12 @@ class LocalSequences:
 
     def __init__(
         self, plan: LocalSequencePlan, batcher: Batcher, clock: Clock, load: ModelLoad,
-        failed: Callable[[str, int], None], delay: int = 0, backlog_delay: int = 0,
+        failed: Callable[[str, int], None],
     ) -> None:  # fmt: skip
         """`failed` is `VersionStatistics.request_failed`, for requests that waited here in vain.
 
         All requests from here to their end are counted as `load`, which refuses them only here: one
         that its sequence goes on behind is not refused later.
-
-        The first requests run when there are `delay` of sequences with a seat, and `backlog_delay`
-        of others.
         """
         self.waiting = 0
         self.has_states = bool(plan.states)
@@ -108,11 +103,28 @@ class LocalSequences:
         self._leaving: dict[object, list[tuple[Instance, Callable[[], None]]]] = {}
         self._decided: deque[Decision] = deque()
         self._acting = False
-        self._delay, self._backlog_delay = delay, backlog_delay
-        self._delayed: dict[_CallTurn, None] = {}
+        self._delayed = False
         self._unnamed = 0  # sequences without an id so far
         self._timer: Timer | None = None
         self._timer_at = 0
+
+    def delay(self, requests: int, backlog: int) -> None:
+        """Run the first requests once there are so many, of sequences with a seat and of others.
+
+        As in Triton: with the strategy `oldest`, one of each sequence counts, by instance.
+        """
+        batcher, seats = self._batcher, self.seats
+
+        def enough(instance: Instance) -> bool:
+            if not self._plan.fixed:
+                return batcher.waiting_for(instance) >= requests
+            others = seats.backlog_requests
+            if others >= backlog and batcher.pending + self.waiting - others >= requests:
+                self._delayed = False
+            return not self._delayed
+
+        self._delayed = self._plan.fixed
+        batcher.delay(enough)
 
     # --- calls
 
@@ -141,12 +153,10 @@ class LocalSequences:
             raise self._error(turn, decided[0].why)
         load.requests += 1
         load.bytes += call.nbytes
-        if not decided or self._delay:
+        if not decided:
             self._wait(turn)
             self._arm()
             call.enter(turn, turn.keep)
-            self._act(decided)
-            self._end_delay()
             return
         call.enter(turn, lambda call: self._begin(turn))
 
@@ -163,7 +173,6 @@ class LocalSequences:
         if turn.waits:
             self._wait(turn, False)
         self._turns.pop(turn.call, None)
-        self._delayed.pop(turn, None)
         if decided := self.seats.over(turn, self._clock.now(), turn.ran):
             self._act(decided)
         if self._timer is None:  # any other end is later
@@ -303,8 +312,6 @@ class LocalSequences:
         try:
             while self._decided:
                 match self._decided.popleft():
-                    case Begin(turn) if self._delay:
-                        self._delayed[_mine(turn)] = None
                     case Begin(turn):
                         self._begin_next(_mine(turn))
                     case Refuse(turn, why):
@@ -316,14 +323,6 @@ class LocalSequences:
                             self._batcher.remove_instance(self._slots.pop(left), removed)
         finally:
             self._acting = False
-
-    def _end_delay(self) -> None:
-        """Begin all requests that may run once enough of them have come."""
-        backlog = self.seats.backlog_requests if self._delay else 0
-        if self._delay and self.waiting - backlog >= self._delay and backlog >= self._backlog_delay:
-            self._delay = 0
-            self._act([Begin(turn) for turn in self._delayed])
-            self._delayed.clear()
 
     def _begin_next(self, turn: "_CallTurn") -> None:
         """Begin a request that has waited."""
@@ -392,6 +391,8 @@ class LocalSequences:
         more = 1 if waits else -1
         self.waiting += more
         self._batcher.expect(more)
+        if self._delayed:
+            self._batcher.wake()
 
     # --- time
 
@@ -460,12 +461,6 @@ class _CallTurn(Turn, Stage, Owner):
     def over(self, call: Call) -> None:
         """Go on with the next request of the sequence."""
         self._sequences.ended(self)
-
-
-def _number(variable: str) -> int:
-    """The number in a variable of the environment; 0 if it has none."""
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else 0
 
 
 def _mine(turn: Turn) -> _CallTurn:
