@@ -17,6 +17,8 @@ from tests.contract import graphs
 from tests.interop.conftest import Served
 from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import write_model
+from tests.models.sequence_models import write_adder
+from tests.support.scrape import Scraper
 from tests.support.server_process import clean_server
 
 pytestmark = pytest.mark.slow
@@ -136,3 +138,27 @@ def test_an_ensemble(program: str, tmp_path: Path, protocol: str) -> None:
     # It reads the configuration, and reports the statistics of the steps' models.
     assert "Composing models:" in printed
     assert re.search(r"plus, version: \S+", printed)
+
+
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 4 }"])
+@pytest.mark.parametrize(
+    ("protocol", "options"), [("http", ("--async",)), ("grpc", ("--async", "--streaming"))]
+)
+def test_sequences(
+    program: str, tmp_path: Path, strategy: str, protocol: str, options: tuple[str, ...]
+) -> None:
+    """A model with sequences is one to it without an option; all of them begin and end well."""
+    write_adder(tmp_path, "adder", strategy)
+    with clean_server(tmp_path, tracebacks=False) as server, Scraper(server.metrics) as scraper:
+        address = server.http if protocol == "http" else server.grpc
+        load = ("--concurrency-range", "4", "--sequence-length", "5", "--input-data", "zero")
+        measure(program, "-m", "adder", "-i", protocol, "-u", address, *options, *load, *_SHORT)
+        metrics = scraper.now()
+        ended = {
+            reason: metrics.value("headrace_sequences_ended_total", reason=reason)
+            for reason in ("end", "idle", "lost", "timeout", "unstarted")
+        }
+        assert ended.pop("end") > 0
+        assert set(ended.values()) == {0}
+        assert metrics.value("headrace_sequences_restarted_total", model="adder") == 0
+        assert metrics.value("nv_inference_request_failure", reason="OTHER") == 0
