@@ -1,4 +1,4 @@
-"""Who pays for the steps of ensembles, and for calls that models make: the client that asked."""
+"""Payers of ensembles' steps, and of calls that models make: the clients that asked."""
 
 import json
 from collections.abc import Iterator

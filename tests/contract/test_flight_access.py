@@ -96,7 +96,7 @@ def ask(client: Any, model: str, headers: Sequence[tuple[bytes, bytes]] = ()) ->
 
 
 def entries(log: Path, count: int) -> list[dict[str, Any]]:
-    """What the first entries of the audit log say about requests."""
+    """Members of the first entries of the audit log, without times and proofs."""
     until(lambda: log.exists() and log.read_text().count("\n") >= count, f"{count} entries")
     names = ("operation", "outcome", "status", "identity", "door", "address", "model")
     found = [json.loads(line) for line in log.read_text().splitlines()]

@@ -82,7 +82,7 @@ class TlsFiles:
         )
 
     def signs(self) -> tuple[object, ...]:
-        """What changes with each file, or with a link to one: time, place and size. Blocks."""
+        """Times, place and size of each file, which change with it or with a link to it. Blocks."""
         return tuple(map(_sign, (*self.certificates, *self.keys, self.root, self.revoked)))
 
     def _read(self, setting: str, path: str) -> bytes:

@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.core.identity import Access
@@ -45,10 +45,10 @@ log = logging.getLogger(__name__)
 HeaderWatcher = Callable[[Mapping[str, Mapping[str, Any]]], object]
 MakeTraffic = Callable[[Mapping[str, Model], Admission, Callable[[], None]], Traffic]
 MakeLoads = Callable[[Mapping[str, Model], Lifecycle], Loads]
-V = TypeVar("V")
 
 _EMPTY = "there is no model in the model repository; the server's log has more"
 _NAMED = 5  # models named in a reason
+_NOTHING: tuple[tuple[str, ...], frozenset[Used]] = (), frozenset()
 _MAX_FOUND = 1024  # cached results of `find`: a version has many spellings: 1, 01, 001
 
 
@@ -130,8 +130,8 @@ class WantedHeaders:
     def __init__(self) -> None:
         self._found: dict[str, Mapping[str, Any]] = {}
         self._watchers: list[HeaderWatcher] = []
-        self._upstreams: dict[str, tuple[str, ...]] = {}  # the headers that go to upstreams
-        self._uses: dict[str, frozenset[Used]] = {}  # the models that a model runs
+        # By model: headers that go to its upstreams, and the models that it runs.
+        self._own: dict[str, tuple[tuple[str, ...], frozenset[Used]]] = {}
 
     def watch(self, watcher: HeaderWatcher) -> None:
         """Call `watcher` now, and whenever they change."""
@@ -144,13 +144,12 @@ class WantedHeaders:
             self._found[purpose] = by_model
             for watcher in self._watchers:
                 watcher(dict(self._found))
-            if purpose == "routed" and self._uses:
+            if purpose == "routed":
                 self._put_forwarded()
 
     def of(self, model: str) -> Sequence[str]:
         """The headers of requests to a model that its upstreams, or models that it runs, get."""
-        found: Sequence[str] = self._found.get("forwarded", {}).get(model, ())
-        return found
+        return tuple(self._found.get("forwarded", {}).get(model, ()))
 
     def forward(self, model: Model) -> None:
         """Update the forwarded headers of a model whose ready versions may have changed.
@@ -159,37 +158,27 @@ class WantedHeaders:
         carry the headers.
         """
         if versions := model.ready_versions():
-            chains = [version.chain for version in versions]
-            names = tuple(sorted({name for each in chains for name in each.forwarded_headers}))
-            uses = frozenset(used for each in chains for used in each.uses)
-            if _changed(self._upstreams, model.name, names) | _changed(
-                self._uses, model.name, uses
-            ):
+            names = tuple(sorted({name for v in versions for name in v.chain.forwarded_headers}))
+            uses = frozenset(used for v in versions for used in v.chain.uses)
+            if self._own.get(model.name, _NOTHING) != (names, uses):
+                self._own[model.name] = names, uses
                 self._put_forwarded()
 
     def _put_forwarded(self) -> None:
-        found = {name: self._wanted(name, set()) for name in {*self._upstreams, *self._uses}}
+        found = {name: self._wanted(name, set()) for name in self._own}
         self.put("forwarded", {n: tuple(sorted(each)) for n, each in found.items() if each})
 
     def _wanted(self, name: str, seen: set[str]) -> set[str]:
         """The headers wanted by a model, and by those not yet `seen` that it runs."""
         seen.add(name)
-        routed = self._found.get("routed", {})
-        found = set(self._upstreams.get(name, ()))
-        for used, version in self._uses.get(name, ()):
+        names, uses = self._own.get(name, _NOTHING)
+        found, routed = set(names), self._found.get("routed", {})
+        for used, version in uses:
             if not version and used in routed:
                 found.add(routed[used])
             if used not in seen:
                 found |= self._wanted(used, seen)
         return found
-
-
-def _changed(known: dict[str, V], name: str, value: V) -> bool:
-    """Set or, if empty, remove a value; true if that changes it."""
-    before = known.pop(name, None)
-    if value:
-        known[name] = value
-    return (before or None) != (value or None)
 
 
 class EngineWatch(Protocol):

@@ -171,6 +171,12 @@ class DelayGate:
         if self._inner is not None:
             self._inner.rest(waits)
 
+    def forget(self, instance: Instance) -> None:
+        """Implements `InstanceGate.forget`."""
+        self._begun.discard(instance)
+        if self._inner is not None:
+            self._inner.forget(instance)
+
 
 def delay_in(variable: str) -> int:
     """The number of calls in a variable of the environment such as `DELAY`; 0 if it has none."""

@@ -26,7 +26,6 @@ from headrace.core.errors import (
     ServerError,
     WorkerDied,
 )
-from headrace.core.identity import ANYONE
 from headrace.core.limits import Payer, Pulse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor, raw_bytes
@@ -78,8 +77,7 @@ class ModelCall(Call):
         self._payer: Payer | None = None
         if first is not None:
             self._payer = first.payer
-            if (identity := first.context.identity) is not ANYONE:
-                self.context = self.context._replace(identity=identity)
+            self.context = self.context._replace(identity=first.context.identity)
         self._calls = calls
         self._number = number
         self.refusal = "" if decoupled else _NOT_DECOUPLED.format(asked.model_name)
@@ -141,7 +139,7 @@ class ModelCalls:
             return
         try:
             asked = _request(document, data, size)
-            first = None if batch is None else batch.calls[0]
+            first = batch.calls[0] if batch else None
             call = ModelCall(self, number, bool(document["decoupled"]), asked, first)
             self._host.submit(call, inside and batch is not None)
         except ServerError as error:
@@ -492,10 +490,9 @@ class Conversation:
         elif kind is FrameKind.RESPONSE:
             self._on_response(document, data, size)
         elif kind is FrameKind.CALL:
-            begun = self.under_way.get(int(document["slot"]))
-            if begun is None:  # a thread of the model's: that of the batch which runs, if any
-                begun = next(iter(self.under_way.values()), None)
-            self._calls.begin(document, data, size, None if begun is None else begun.batch)
+            running = next(iter(self.under_way.values()), None)  # for a thread of the model's
+            begun = self.under_way.get(int(document["slot"]), running)
+            self._calls.begin(document, data, size, begun.batch if begun else None)
         elif kind is FrameKind.HOLD_CALL:
             self._calls.hold(int(document["call"]), bool(document["held"]))
         elif kind is FrameKind.DROP_CALL:
