@@ -14,8 +14,12 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
         yield opened
 
 
+# Cases for servers with explicit model control follow the others, so that each kind shares one.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize(
+    "name",
+    [name for explicit in (False, True) for name in FOUND if FOUND[name].explicit is explicit],
+)
 def test_found_case(bench: Bench, name: str) -> None:
     outcome = bench.send(FOUND[name])
     assert outcome.alive
