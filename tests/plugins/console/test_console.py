@@ -19,6 +19,7 @@ from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.support.browser import Browser, browser
 from tests.support.http_client import HttpClient
+from tests.support.object_store import ObjectStore, held_download
 from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, clean_server, kept_port, onnx_examples
 
@@ -121,8 +122,12 @@ def test_the_keyboard_alone(page: Browser) -> None:
     page.press("Escape", "Down", "Down", "Enter")
     page.await_text("simple_string", "h1")
     page.press("Escape")
+    page.await_text("1 of", ".bar")  # as it was left, and the model has the focus
+    assert page.run("return document.activeElement.textContent") == "simple_string"
+    page.press("/")
+    page.press(*"i")  # in place of what was there
     page.await_text("digits", ".grid")
-    page.press("Down", "j", "j", "k", "Enter")
+    page.press("Escape", "Down", "j", "j", "k", "Enter")
     until(lambda: page.text("h1") != "", "a model")
     page.press("2")
     page.await_text("--max-admitted-requests")
@@ -134,6 +139,7 @@ def test_the_keyboard_alone(page: Browser) -> None:
     until(lambda: not page.text("dialog"), "the dialog closed")
     page.press("1")
     page.await_text("digits", ".grid")
+    assert page.run("return document.activeElement.tagName") != "BODY"  # but where one reads on
 
 
 def test_sorting_and_filtering(page: Browser) -> None:
@@ -415,6 +421,14 @@ def test_a_server_that_goes_away_and_comes_back(window: Browser, tmp_path: Path)
         with ServerProcess(tmp_path, options=options):
             until(lambda: not window.text("#notice"), "an answer")
             window.await_text("ready", "#readiness")
+
+
+def test_a_download(window: Browser, tmp_path: Path) -> None:
+    with ObjectStore() as site, held_download(site, tmp_path) as held:
+        window.open(f"{held.server.url}/console")
+        window.await_text(f"8.00 MiB of 16.0 MiB\n{held.address}", ".downloads")
+        assert held.let_go() == 200
+        until(lambda: not window.text(".downloads:not([hidden])"), "the end of the download")
 
 
 def test_hundreds_of_models(window: Browser, tmp_path: Path) -> None:

@@ -80,10 +80,7 @@ export const succeeded = (answer) => /^[123]|^OK$/.test(answer.status);
 
 const failed = (document) => document.answers.reduce((sum, each) => sum + (succeeded(each) ? 0 : each.count), 0);
 
-const push = (series, value) => {
-  series.push(value);
-  if (series.length > POINTS) series.shift();
-};
+const push = (series, value) => { if (series.push(value) > POINTS) series.shift(); };
 
 export const keyOf = (model) => `${model.name}/${model.version}`;
 
@@ -120,10 +117,8 @@ export class Watch {
       const old = same ? this.byKey.get(key) : undefined;
       const was = old?.model;
       const row = old ?? { key, history: { requests: [], failures: [], p50: [], p99: [], queue: [], waiting: [] } };
-      row.model = model;
-      row.name = model.name;
-      row.lower = model.name.toLowerCase();
-      row.requests = row.failures = row.p50 = row.p99 = row.queue = row.batch = null;
+      const unknown = { requests: null, failures: null, p50: null, p99: null, queue: null, batch: null };
+      Object.assign(row, { model, name: model.name, lower: model.name.toLowerCase(), ...unknown });
       if (was && seconds) {
         row.requests = more(model.requests, was.requests) / seconds;
         row.failures = more(model.failures, was.failures) / seconds;

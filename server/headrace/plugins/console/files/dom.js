@@ -117,12 +117,14 @@ export function chart(name, values, format, names = []) {
     h("div", { class: "axis" }, h("span", {}, begin), h("span", {}, `max ${format(most)}`), h("span", {}, "now")));
 }
 
-export function meter(share, label) {
+// A share as a bar, which is coloured when it is nearly full if that `alarms`.
+export function meter(share, label, alarms = false) {
   const percent = Math.min(100, Math.max(0, share * 100));
-  const state = percent > 95 ? "bad" : percent > 80 ? "warn" : "good";
-  return svg("svg", {
-    class: `meter ${state}`, width: 80, height: 8, viewBox: "0 0 120 8", preserveAspectRatio: "none", role: "img", "aria-label": label,
-  }, svg("rect", { class: "rest", width: 120, height: 8, rx: 2 }), svg("rect", { class: "fill", width: (120 * percent) / 100, height: 8, rx: 2 }));
+  const state = !alarms ? "good" : percent > 95 ? "bad" : percent > 80 ? "warn" : "good";
+  const attributes = { class: `meter ${state}`, width: 80, height: 8, viewBox: "0 0 120 8", preserveAspectRatio: "none" };
+  return svg("svg", { ...attributes, role: "img", "aria-label": label },
+    svg("rect", { class: "rest", width: 120, height: 8, rx: 2 }),
+    svg("rect", { class: "fill", width: (120 * percent) / 100, height: 8, rx: 2 }));
 }
 
 // --- dialogs

@@ -12,6 +12,7 @@ const INDEX_EVERY = 8; // readings between two of the repository's index
 const byId = (id) => document.getElementById(id);
 
 const watch = new Watch();
+const models = new Models(watch);
 let [view, shown] = [null, ""];
 let [failures, readings, timer] = [0, 0, 0];
 let [paused, reading, asking, declined] = [false, false, false, false]; // the last two: of a key
@@ -28,17 +29,19 @@ function show() {
   const found = route();
   const key = found.join("/");
   if (key === shown) return;
-  view?.close();
+  view?.close?.();
   shown = key;
   const [section, name, version] = found;
   view = section === "model" ? new Model(watch, name, version, refresh) : section === "server" ? new Server(watch)
-    : section === "log" ? new Log() : new Models(watch);
+    : section === "log" ? new Log() : models;
   byId("main").replaceChildren(view.element);
   document.title = section === "model" ? `${name} – headrace` : `${section} – headrace`;
   for (const anchor of document.querySelectorAll("nav a[data-section]")) {
     anchor.ariaCurrent = anchor.dataset.section === (section === "model" ? "models" : section) ? "page" : null;
   }
   view.update();
+  view.opened?.();
+  if (document.activeElement === document.body) byId("main").focus({ preventScroll: true });
 }
 
 // --- status
@@ -147,6 +150,7 @@ function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const typing = event.target.matches("input, textarea, select");
   if (event.key === "Escape") {
+    event.preventDefault(); // which would empty a search field
     if (typing) event.target.blur();
     else if (shown.startsWith("model/")) location.hash = "#/";
     return;

@@ -29,7 +29,6 @@ export class Model {
   }
 
   close() { this.aborted.abort(); this.playground?.close(); }
-  get row() { return this.watch.byKey.get(keyOf(this)); }
 
   update() {
     if (!this.watch.document) return;
@@ -41,7 +40,7 @@ export class Model {
     this.versions.replaceChildren(...versions.filter((row) => row.model.version).map((row) => h("a", {
       href: link(this.name, row.model.version), "aria-current": row.model.version === this.version ? "page" : null,
     }, `version ${row.model.version}`)));
-    const row = this.row;
+    const row = this.watch.byKey.get(keyOf(this));
     const state = row ? stateOf(row.model) : "not loaded";
     setText(this.state, state);
     this.state.dataset.state = state;

@@ -1,6 +1,6 @@
 // The models: figures of the whole server above a table that draws only the rows in view.
 
-import { chart, count, duration, filterField, h, number, setText, size, sparkline } from "./dom.js";
+import { chart, count, duration, filterField, h, meter, number, setText, size, sparkline } from "./dom.js";
 
 const ROW = 30; // height of a row, as in console.css
 const AROUND = 8; // rows drawn above and below those in view
@@ -39,13 +39,11 @@ const SHOWN = {
 
 export class Models {
   constructor(watch) {
-    this.watch = watch;
-    this.order = "name";
-    this.down = false;
+    Object.assign(this, { watch, order: "name", down: false, rows: [] });
     this.drawn = new Map(); // rows of the table by key
-    this.rows = [];
     this.tiles = h("section", { class: "tiles", "aria-label": "Server" });
     this.degraded = h("section", { class: "degraded", "aria-label": "Degraded", hidden: true });
+    this.downloads = h("section", { class: "downloads", "aria-label": "Downloads", hidden: true });
     this.filter = filterField("Filter models", () => this.update(true));
     this.shown = h("select", { "aria-label": "Shown models", onchange: () => this.update(true) },
       ...Object.keys(SHOWN).map((name) => h("option", {}, name)));
@@ -60,14 +58,24 @@ export class Models {
       class: "scroll", tabIndex: 0, role: "region", "aria-label": "Table of models",
       onscroll: () => this.soon(), onkeydown: (event) => this.key(event),
     }, this.table);
-    this.element = h("div", { class: "models" }, this.tiles, this.degraded,
+    this.element = h("div", { class: "models" }, this.tiles, this.downloads, this.degraded,
       h("div", { class: "bar" }, this.filter, this.shown, this.counted), this.scroll);
-    this.resized = new ResizeObserver(() => this.soon());
-    this.resized.observe(this.scroll);
+    new ResizeObserver(() => this.soon()).observe(this.scroll);
   }
 
   classes(column) { return `${column.side ?? ""} ${column.wide ? "wide" : ""} c-${column.id}`.trim(); }
-  close() { this.resized.disconnect(); }
+
+  // Another section is shown: its filter and order stay, and so do the place and the focus.
+  close() {
+    this.top = this.scroll.scrollTop;
+    this.left = document.activeElement.closest("tr[data-key]")?.dataset.key;
+  }
+
+  opened() {
+    this.scroll.scrollTop = this.top ?? 0;
+    this.draw();
+    this.drawn.get(this.left)?.link.focus();
+  }
 
   sort(id) {
     this.down = this.order === id ? !this.down : !["name", "version", "state", "reason", "instances"].includes(id);
@@ -111,6 +119,10 @@ export class Models {
     );
     const most = requests.limit === null ? "any number" : count(requests.limit);
     this.tiles.title = `${listed || "no models"}; ${count(requests.used)} requests under way of ${most}`;
+    const { downloads } = document;
+    this.downloads.hidden = !downloads.length;
+    if (downloads.length) this.downloads.replaceChildren(h("ul", {}, ...downloads.slice(0, 5).map(downloading),
+      downloads.length > 5 ? h("li", { class: "muted" }, `and ${count(downloads.length - 5)} more`) : null));
     const found = document.degraded;
     this.degraded.hidden = !found.length;
     const open = this.degraded.querySelector("details")?.open ?? found.length <= 5;
@@ -195,6 +207,11 @@ export function degradedName(each) {
   const shown = each.kind === "model" ? h("a", { href: link(each.name, each.version) }, name) : name;
   const lead = name === "" || name.startsWith(each.kind) ? "" : `${each.kind} `;
   return h("span", {}, h("span", { class: "muted" }, lead), h("b", {}, shown || each.kind));
+}
+
+function downloading({ model, store, bytes, fetched_bytes: fetched }) {
+  return h("li", {}, h("b", {}, model), meter(bytes ? fetched / bytes : 1, `download of ${model}`),
+    h("span", {}, `${size(fetched)} of ${size(bytes)}`), h("span", { class: "muted" }, store));
 }
 
 function neverLoaded(name) {

@@ -45,7 +45,7 @@ export class Playground {
 
   // The tensors and parameters of the request; throws an Error that says what is wrong.
   get call() {
-    const tensors = this.inputs.filter((input) => input.given).map((input) => input.tensor);
+    const tensors = this.inputs.filter((input) => input.use.checked).map((input) => input.tensor);
     const text = this.parameters.value.trim();
     let parameters = {};
     if (text) {
@@ -180,24 +180,25 @@ class Input {
     this.changed = changed; // not before the form is whole
   }
 
-  get given() { return this.use.checked; }
-  get whole() { return this.spec.datatype.includes("INT"); }  get shape() { return this.spec.shape.map((dim, axis) => (dim < 0 ? Math.max(0, Math.floor(Number(this.dims[axis].value) || 0)) : dim)); }
+  get whole() { return this.spec.datatype.includes("INT"); }
+
+  get shape() {
+    return this.spec.shape.map((dim, axis) => (dim < 0 ? Math.max(0, Math.floor(Number(this.dims[axis].value) || 0)) : dim));
+  }
 
   choose() {
     this.pixels = this.content = null;
     this.wrong = "";
     const { name, datatype } = this.spec;
     this.text = h("textarea", { rows: 3, spellcheck: "false", "aria-label": `values of ${name}`, oninput: () => this.changed() });
-    const example = { text: "one value; of several, one a line", JSON: datatype === "BYTES" ? '["text"]' : "[[0, 1], [2, 3]]" }[this.mode.value];
-    if (example) {
-      this.text.placeholder = example;
-      this.area.replaceChildren(this.text);
-    } else if (this.mode.value === "image") this.image();
+    this.text.placeholder = this.mode.value === "text" ? "one value; of several, one a line"
+      : datatype === "BYTES" ? '["text"]' : "[[0, 1], [2, 3]]";
+    if (this.mode.value === "text" || this.mode.value === "JSON") this.area.replaceChildren(this.text);
+    else if (this.mode.value === "image") this.image();
     else if (this.mode.value === "file") {
       this.file = h("input", { type: "file", "aria-label": `file for ${name}`, onchange: () => this.load() });
       this.area.replaceChildren(this.file);
-    }
-    else this.fields();
+    } else this.fields();
     this.changed();
   }
 
@@ -254,12 +255,11 @@ class Input {
     context.drawImage(picture, 0, 0, width, height);
     const { data } = context.getImageData(0, 0, width, height);
     const [low, high] = [Number(this.low.value), Number(this.high.value)];
-    const { whole } = this;
     const value = (at, channel) => {
       const [r, g, b] = data.slice(at, at + 3);
       const bright = channels === 1 ? 0.299 * r + 0.587 * g + 0.114 * b : [r, g, b, data[at + 3]][channel];
       const scaled = low + (bright / 255) * (high - low);
-      return whole ? String(Math.round(scaled)) : String(Number(scaled.toFixed(6)));
+      return this.whole ? String(Math.round(scaled)) : String(Number(scaled.toFixed(6)));
     };
     const found = [];
     const pixel = (y, x, channel) => found.push(value(4 * (y * width + x), channel));

@@ -14,8 +14,6 @@ export class Server {
     this.element = h("div", { class: "cards" });
   }
 
-  close() {}
-
   update() {
     const now = this.watch.document;
     if (!now) return;
@@ -37,7 +35,7 @@ export class Server {
       const text = BYTES.has(each.name) ? size : count;
       const full = each.limit ? each.used / each.limit : 0;
       return [each.name, text(each.used), each.limit === null ? "no limit" : text(each.limit),
-        ...(each.limit === null ? ["", ""] : [percent(full), meter(full, `${percent(full)} full`)]),
+        ...(each.limit === null ? ["", ""] : [percent(full), meter(full, `${percent(full)} full`, true)]),
         count(each.refused), h("code", {}, each.option)];
     });
     const certificates = now.certificates.map((each) => {
