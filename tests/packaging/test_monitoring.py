@@ -1,12 +1,13 @@
 """Rules for Prometheus and the dashboard for Grafana: valid, tested, and about existing metrics."""
 
+import copy
 import json
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import httpx
 import numpy as np
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models import dashboard
 
 from headrace.client.blocking import Client
 from headrace.engine.metrics import (
@@ -107,6 +111,13 @@ def targets() -> Iterator[tuple[str, str]]:
             yield target["expr"], target["legendFormat"]
 
 
+def _queries(panel: dict[str, Any]) -> Iterator[str]:
+    """The queries of a panel, for all servers and models."""
+    for target in panel["targets"]:
+        text = re.sub(r"\$(job|instance|model)\b", ".*", target["expr"])
+        yield text.replace("$__rate_interval", "5m")
+
+
 # --- expressions
 
 
@@ -156,10 +167,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     ]  # fmt: skip
     with clean_server(root, options=options) as process:
         row = np.ones((1, 16), np.int32)
-        for url in (process.url, f"grpc://{process.grpc}"):
-            with Client(url) as client:
-                client.infer("simple", {"INPUT0": row, "INPUT1": row})
+        call(process, "simple", INPUT0=row, INPUT1=row)
         yield process
+
+
+def call(server: ServerProcess, model: str, **inputs: np.ndarray[Any, Any]) -> None:
+    """A request over each protocol."""
+    for url in (server.url, f"grpc://{server.grpc}"):
+        with Client(url) as client:
+            client.infer(model, inputs)
 
 
 @cache
@@ -258,11 +274,41 @@ def test_panels_do_not_overlap_and_are_wired() -> None:
             assert used <= variables | {"__rate_interval"}, target["expr"]
 
 
+def lost(given: object, read: object, path: str = "dashboard") -> list[str]:
+    """Places of a document that are not in, or not the same as in, what was read from it."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        missing = [f"{path}.{name}" for name in given if name not in read]
+        common = [name for name in given if name in read]
+        return missing + [at for n in common for at in lost(given[n], read[n], f"{path}.{n}")]
+    if isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        pairs = enumerate(zip(given, read, strict=True))
+        return [at for n, (one, other) in pairs for at in lost(one, other, f"{path}[{n}]")]
+    return [] if given == read else [path]
+
+
+def read_by_grafana(document: dict[str, Any]) -> Any:
+    """A dashboard as Grafana's own classes have it: options by the type of each panel, queries by
+    their data source.
+    """
+    register_default_plugins()
+    return json.loads(JSONEncoder().encode(dashboard.Dashboard.from_json(document)))
+
+
+def test_grafana_knows_every_member_of_the_dashboard() -> None:
+    assert lost(DASHBOARD, read_by_grafana(DASHBOARD)) == []
+    wrong = copy.deepcopy(DASHBOARD)
+    wrong["panels"][1]["options"]["colourMode"] = "value"
+    wrong["panels"][1]["targets"][0]["expression"] = "up"
+    at = "dashboard.panels[1]"
+    found = lost(wrong, read_by_grafana(wrong))
+    assert set(found) == {f"{at}.targets[0].expression", f"{at}.options.colourMode"}
+
+
 # --- a real Prometheus
 
 
 @contextmanager
-def prometheus(folder: Path, target: str) -> Iterator[httpx.Client]:
+def prometheus(folder: Path, target: str, *features: str) -> Iterator[httpx.Client]:
     """Prometheus with the rules, which scrapes a server each second."""
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -273,7 +319,7 @@ def prometheus(folder: Path, target: str) -> Iterator[httpx.Client]:
     command = [
         tool("prometheus"), f"--config.file={folder}/prometheus.yml",
         f"--storage.tsdb.path={folder}/data", f"--web.listen-address=127.0.0.1:{port}",
-        "--enable-feature=native-histograms,exemplar-storage",
+        f"--enable-feature={','.join(features)}",
     ]  # fmt: skip
     with (
         (folder / "log").open("w") as log,
@@ -295,27 +341,50 @@ def _answers(api: httpx.Client) -> bool:
         return False
 
 
+def query(api: httpx.Client, text: str) -> list[Any]:
+    """The samples of an expression."""
+    answer = api.get("/query", params={"query": text}).json()
+    assert answer["status"] == "success", (text, answer)
+    return list(answer["data"]["result"])
+
+
+# Panels about failures, and about parts that the server of these tests does not have.
+WITHOUT_DATA = {
+    "Failed answers", "Captured payloads", "Time until certificates expire", "Healthy upstreams",
+    "Calls to upstreams", "Requests by backend", "Versions that get traffic",
+    "Mean duration of an ensemble's steps", "Memory", "Utilization",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_panels_have_data(server: ServerProcess, tmp_path: Path) -> None:
+    with prometheus(tmp_path, server.metrics) as api:
+
+        def silent() -> set[str]:
+            call(server, "digits", image=np.zeros((1, 8, 8), np.float32))
+            return {
+                panel["title"] for panel in PANELS
+                if not any(query(api, text) for text in _queries(panel))
+            }  # fmt: skip
+
+        until(lambda: silent() == WITHOUT_DATA, "data of the other panels")
+
+
 @pytest.mark.slow
 def test_prometheus_reads_the_server_and_evaluates_everything(
     server: ServerProcess, tmp_path: Path
 ) -> None:
-    with prometheus(tmp_path, server.metrics) as api:
-
-        def found(query: str) -> list[Any]:
-            answer = api.get("/query", params={"query": query}).json()
-            assert answer["status"] == "success", (query, answer)
-            result: list[Any] = answer["data"]["result"]
-            return result
-
+    features = "native-histograms", "exemplar-storage"
+    with prometheus(tmp_path, server.metrics, *features) as api:
+        found = partial(query, api)
         until(lambda: found("headrace_ready") != [], "the first scrape")
         [target] = api.get("/targets").json()["data"]["activeTargets"]
         assert (target["health"], target["lastError"]) == ("up", "")
         [histogram] = found('headrace_request_duration_seconds{model="simple"}')
         assert histogram["histogram"][1]["count"] == "2"  # native
-        for text, _ in targets():
-            for name in ("job", "instance", "model"):
-                text = text.replace(f"${name}", ".*")
-            found(text.replace("$__rate_interval", "5m"))
+        for panel in PANELS:
+            for text in _queries(panel):
+                found(text)
 
         def evaluated() -> bool:
             groups = api.get("/rules").json()["data"]["groups"]
