@@ -193,7 +193,10 @@ def _over_http(text: str) -> Address:
     """An HTTP URL; raises `ValueError`."""
     found = Address.parse(text)
     if found.grpc:
-        raise ValueError(f"{text!r} is of gRPC; commands ask over HTTP")
+        raise ValueError(
+            f"{text!r} is of gRPC; commands ask over HTTP: expected the address of that door,"
+            f" such as {DEFAULT_URL}"
+        )
     return found
 
 

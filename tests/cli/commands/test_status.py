@@ -36,3 +36,11 @@ def test_a_model_that_cannot_be_loaded(command: Headrace, tmp_path: Path) -> Non
 
 def _squeezed(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("name", ["status", "top"])
+def test_an_address_of_grpc_is_refused_with_what_is_expected(command: Headrace, name: str) -> None:
+    ended = command(name, "--url=grpc://127.0.0.1:8001")
+    assert ended.status == 2
+    text = "'grpc://127.0.0.1:8001' is of gRPC; commands ask over HTTP: expected the address of"
+    assert f"{text} that door, such as http://127.0.0.1:8000" in ended.err
