@@ -83,10 +83,10 @@ VARIED: list[tuple[str, Any, Manifest]] = [
     ("networkPolicy.clients", [{"podSelector": {"matchLabels": {"a": "b"}}}], {}),
     ("networkPolicy.monitors", [], {}),
     ("networkPolicy.egress", [], {}),
-    ("podMonitor.enabled", True, {}),
-    ("podMonitor.interval", "5s", {"podMonitor": {"enabled": True}}),
-    ("podMonitor.labels", {"release": "prometheus"}, {"podMonitor": {"enabled": True}}),
-    ("podMonitor.tokenSecret", "observer", {"podMonitor": {"enabled": True}}),
+    ("monitor.kind", "service", {}),
+    ("monitor.interval", "5s", {"monitor": {"kind": "pod"}}),
+    ("monitor.labels", {"release": "prometheus"}, {"monitor": {"kind": "pod"}}),
+    ("monitor.tokenSecret", "observer", {"monitor": {"kind": "pod"}}),
     ("autoscaling.mode", "hpa", {}),
     ("autoscaling.minReplicas", 1, {"autoscaling": HPA}),
     ("autoscaling.maxReplicas", 99, {"autoscaling": HPA}),
@@ -287,7 +287,7 @@ def test_environments_are_built_first_with_the_same_cache() -> None:
 
 
 def test_every_part_selects_the_pods() -> None:
-    manifests = render({"podMonitor": {"enabled": True}}, release="scores")
+    manifests = render({"monitor": {"kind": "pod"}}, release="scores")
     template = of_kind(manifests, "Deployment")["spec"]["template"]
     labels = template["metadata"]["labels"].items()
     selectors = [
@@ -300,6 +300,29 @@ def test_every_part_selects_the_pods() -> None:
     ]
     assert all(selector.items() <= labels for selector in selectors)
     assert of_kind(manifests, "Service", "scores-headrace-grpc")["spec"]["clusterIP"] == "None"
+
+
+def test_a_service_monitor_finds_each_pod_once() -> None:
+    """By the port of the one Service that it selects: others have the servers' pods, too."""
+    asked = {"kind": "service", "labels": {"release": "prometheus"}, "tokenSecret": "observer"}
+    manifests = render(TO_ZERO | {"monitor": asked}, release="scores")
+    for manifest in manifests:
+        validate(manifest)
+    template = of_kind(manifests, "Deployment", "scores-headrace")["spec"]["template"]
+    monitor = of_kind(manifests, "ServiceMonitor")["spec"]
+    wanted = monitor["selector"]["matchLabels"].items()
+    [service] = [
+        each for each in manifests
+        if each["kind"] == "Service" and wanted <= each["metadata"]["labels"].items()
+    ]  # fmt: skip
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    [port] = service["spec"]["ports"]
+    [endpoint] = monitor["endpoints"]
+    assert endpoint["port"] == port["name"]
+    [container] = template["spec"]["containers"]
+    assert port["targetPort"] in [each["name"] for each in container["ports"]]
+    assert not [each for each in manifests if each["kind"] == "PodMonitor"]
 
 
 def test_the_activator_is_what_keda_and_the_servers_know() -> None:
