@@ -7,9 +7,11 @@ from pathlib import Path
 
 from headrace.api.handlers import HANDLERS
 from headrace.core.identity import ANYONE
+from headrace.doors.http.app import create_app
 from headrace.engine.metrics import ServerCollector, process_registry, scrape
 from headrace.engine.pieces import Pieces
 from headrace.protocol.pb import grpc_service_pb2 as pb
+from tests.doors.http.asgi import ask
 from tests.engine.worlds import World
 
 _MODELS = 30
@@ -77,6 +79,7 @@ async def test_documents_about_many_models_are_made_in_pieces(tmp_path: Path) ->
             (index.answer(engine, pb.RepositoryIndexRequest(), ANYONE), _MODELS),
             (index.json(engine, {}, {}, ANYONE), _MODELS),
             (scrape(collector, registry), _MODELS // 5),
+            (ask(create_app(engine, 1 << 20), "GET", "/"), _MODELS),
         ):
             before = now[0]
             await making

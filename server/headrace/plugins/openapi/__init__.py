@@ -15,9 +15,8 @@ from headrace.core.identity import NO_PEER, Identity
 from headrace.doors.http.asgi import PEER
 from headrace.doors.http.head import values_in
 from headrace.engine.engine import Engine
-from headrace.engine.version import ModelVersion
-from headrace.plugins.openapi.document import document, loaded
-from headrace.plugins.openapi.html import DOCS, SAFETY, render_root
+from headrace.plugins.openapi.document import DescribedVersion, document, loaded
+from headrace.plugins.openapi.html import DOCS, SAFETY, missing_row, model_row, render_root
 
 _JSON = "application/json"
 _HTML = "text/html; charset=utf-8"
@@ -34,25 +33,30 @@ _ASSETS = {
 def add_pages(app: FastAPI, engine: Engine, gate: Gate, operations: Sequence[Operation]) -> None:
     """Add the HTML pages, and the OpenAPI document, which shows models as metadata do."""
 
-    def models_for(request: Request) -> tuple[list[ModelVersion], Identity]:
-        """The versions that may be shown to a client, and who it is."""
+    # There may be thousands of models. Rows are made in pieces; an OpenAPI document is made on a
+    # thread, one at a time: each further thread would keep the event loop from the interpreter.
+    making = asyncio.Lock()
+
+    def client(request: Request) -> Identity:
         scope = request.scope
         values, peer = values_in(scope["headers"]), scope.get(PEER, NO_PEER)
-        identity = gate.known(Category.METADATA, values, peer)
-        return [v for v in engine.versions() if identity.sees(v.model)], identity
+        return gate.known(Category.METADATA, values, peer)
 
-    # Documents are made on a thread: there may be thousands of models.
+    async def models_for(identity: Identity) -> list[DescribedVersion]:
+        """The loaded models that may be shown to a client."""
+        await engine.pieces.begin()
+        return loaded(v for v in engine.versions() if identity.sees(v.model))
 
     @app.get("/", include_in_schema=False)
     @app.head("/", include_in_schema=False)
     async def root(request: Request) -> Response:
-        versions, identity = models_for(request)
-        models = loaded(versions)
-        missing = [
-            each for each in engine.unavailable() if identity.sees(each[0].partition("/")[0])
-        ]
-        page = await asyncio.to_thread(render_root, __version__, models, missing)
-        return Response(page, media_type=_HTML, headers=SAFETY)
+        identity = client(request)
+        rows = await engine.pieces.each(await models_for(identity), model_row)
+        await engine.pieces.begin()
+        for name, reason in engine.unavailable():
+            if identity.sees(name.partition("/")[0]):
+                rows.append(missing_row(name, reason))
+        return Response(render_root(__version__, rows), media_type=_HTML, headers=SAFETY)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
@@ -68,11 +72,13 @@ def add_pages(app: FastAPI, engine: Engine, gate: Gate, operations: Sequence[Ope
     @app.get("/openapi.json", include_in_schema=False)
     @app.head("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
-        models = loaded(models_for(request)[0])
+        identity = client(request)
         bearer, headers = gate.access is not None, {c: key.header for c, key in gate.keys.items()}
-        made = await asyncio.to_thread(
-            lambda: orjson.dumps(document(models, operations, bearer, headers))
-        )
+        async with making:
+            models = await models_for(identity)
+            made = await asyncio.to_thread(
+                lambda: orjson.dumps(document(models, operations, bearer, headers))
+            )
         return Response(made, media_type=_JSON)
 
 

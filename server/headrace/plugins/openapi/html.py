@@ -3,7 +3,7 @@
 Everything that they need comes from this server: a cluster often cannot reach a public network.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from urllib.parse import quote
 
@@ -47,34 +47,28 @@ DOCS = """<!doctype html><html lang=en><meta charset=utf-8>
 """
 
 
-def render_root(
-    version: str, models: Sequence[DescribedVersion], missing: Iterable[tuple[str, str]]
-) -> str:
-    """The overview page; `missing` are models that are not served, with the reason."""
+def render_root(version: str, models: Sequence[str]) -> str:
+    """The overview page; `models` are rows of its table."""
     rows = "\n".join(f"<tr><td>{place}<td>{what}" for place, what in _PLACES)
+    head = "<tr><th>model<th>version<th>inputs<th>outputs"
+    table = "\n".join(["<h2>Models</h2>", "<table>", head, *models, "</table>", ""])
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>\n"
         f"<title>headrace</title><link rel=icon href=data:,><style>{_STYLE}</style>\n"
         f"<h1>headrace <small>{escape(version)}</small></h1>\n"
         "<p>An inference server that speaks the KServe V2 (Open Inference) protocol: here over"
         " HTTP, over gRPC on port 8001 and with metrics on port 8002 unless it was started with"
-        f" others.\n<table>\n{rows}\n</table>\n{_models(models, missing)}"
+        f" others.\n<table>\n{rows}\n</table>\n{table if models else ''}"
     )
 
 
-def _models(models: Sequence[DescribedVersion], missing: Iterable[tuple[str, str]]) -> str:
-    rows = [_row(found) for found in models]
-    rows += [
-        f"<tr><td>{escape(name)}<td><td colspan=2>not served: {escape(reason)}"
-        for name, reason in missing
-    ]
-    if not rows:
-        return ""
-    head = "<tr><th>model<th>version<th>inputs<th>outputs"
-    return f"<h2>Models</h2>\n<table>\n{head}\n" + "\n".join(rows) + "\n</table>\n"
+def missing_row(name: str, reason: str) -> str:
+    """The row of a model that is not served."""
+    return f"<tr><td>{escape(name)}<td><td colspan=2>not served: {escape(reason)}"
 
 
-def _row(found: DescribedVersion) -> str:
+def model_row(found: DescribedVersion) -> str:
+    """The row of a loaded version."""
     link = f"docs#/models/{quote(f'run_{found.model}', safe='')}"
     signature = found.signature
     cells = (_tensors(signature, signature.inputs), _tensors(signature, signature.outputs))
