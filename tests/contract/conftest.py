@@ -137,7 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _plain_with_tls(item: pytest.Item) -> bool:
-    """Whether the carrier has TLS, and the test connects without by itself."""
+    """True if the carrier has TLS, and the test connects without by itself."""
     if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return False
     if TLS.isdisjoint(v for v in item.callspec.params.values() if isinstance(v, str)):

@@ -116,7 +116,7 @@ MODELS: Mapping[str, tuple[Callable[[Path, str], object], str]] = {
         "'xgboost' is not a backend of this server",
     ),
     "padding": (
-        lambda root: write_model(root, "needy", identity(), in_config({"pad_to_buckets": "{}"})),
+        lambda root, name: write_model(root, name, identity(), in_config({"pad_to_buckets": "{}"})),
         "without its part 'padding'",
     ),
     "sequences": (

@@ -51,7 +51,7 @@ class CountingGate:
     """A gate that lets every instance pass, and counts those that have passed and come back."""
 
     def __init__(self) -> None:
-        self.entered = self.left = self.rests = 0
+        self.entered = self.left = self.rests = self.forgotten = 0
 
     def enter(self, idle: Sequence[Instance]) -> Instance | None:
         self.entered += bool(idle)
@@ -65,6 +65,9 @@ class CountingGate:
 
     def rest(self, waits: bool) -> None:
         self.rests += 1
+
+    def forget(self, instance: Instance) -> None:
+        self.forgotten += 1
 
 
 def test_a_gate_behind_the_delay() -> None:
@@ -84,6 +87,10 @@ def test_a_gate_behind_the_delay() -> None:
     assert gate.entered == gate.left > 0
     assert gate.rests > 0
     assert bench.instances[0].runs == [["a", "b"]]
+    for instance in bench.instances:
+        bench.batcher.remove_instance(instance, lambda: None)
+    bench.clock.settle()
+    assert gate.forgotten == len(bench.instances)
 
 
 @pytest.mark.slow

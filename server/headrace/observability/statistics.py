@@ -114,20 +114,6 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total_ns = 0
 
-    def count_since(self, moments: Sequence[int], end: int) -> None:
-        """Count the durations from ascending moments to `end`, without adding them to the total.
-
-        The moments of one batch share a few buckets: these are looked up, not each duration.
-        """
-        bounds, counts, number, below = self.bounds, self.counts, len(moments), 0
-        least = bisect_left(bounds, end - moments[-1])
-        most = bisect_left(bounds, end - moments[0])
-        for place in range(least, most):
-            within = number - bisect_left(moments, end - bounds[place])
-            counts[place] += within - below
-            below = within
-        counts[most] += number - below
-
     def observe(self, duration_ns: int, times: int = 1) -> None:
         """Count a duration, for `times` requests."""
         self.counts[bisect_left(self.bounds, duration_ns)] += times
@@ -431,9 +417,17 @@ class VersionStatistics:
             early = bisect_left(arrived, free)
             since = [free] * early + arrived[early:]
             forming = started * count - sum(since)
-            queue.count_since(arrived, started)
-            formed.count_since(since, started)
-            request.count_since(arrived, ended)
+            # Requests of one batch share a few buckets: these are looked up, not each duration.
+            for histogram, moments, end in (
+                (queue, arrived, started), (formed, since, started), (request, arrived, ended),
+            ):  # fmt: skip
+                counts, below = histogram.counts, 0
+                last = bisect_left(bounds, end - moments[0])
+                for place in range(bisect_left(bounds, end - moments[-1]), last):
+                    within = count - bisect_left(moments, end - bounds[place])
+                    counts[place] += within - below
+                    below = within
+                counts[last] += count - below
         else:
             forming = 0
             for moment in arrived:

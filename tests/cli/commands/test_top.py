@@ -113,7 +113,7 @@ def test_rates_between_two_readings() -> None:
 
 
 def test_rates_of_downloads() -> None:
-    """Those bytes count that came between the readings, not those that were there before."""
+    """Rates count the bytes between two readings, not those that were there before."""
     [before] = _AFTER["downloads"]
     later = _AFTER | {"time": 14.0, "downloads": [before | {"fetched_bytes": 1700}]}
     [found] = activity(_AFTER, later)["server"]["downloads"]

@@ -91,7 +91,7 @@ class World(worlds.World):
 
     async def ask(self, parameters: dict[str, Any] | None = None, **headers: str) -> int:
         """The version that answers."""
-        call = self.send(parameters, 0, **headers)
+        call = self.send(parameters, 0, False, **headers)
         response: InferResponse = await call.future
         assert call.target is None or call.target.name == response.model_version
         assert number(response) == int(response.model_version)

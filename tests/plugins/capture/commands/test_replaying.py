@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from headrace.plugins.capture.replaying import ReplayReport
+from headrace.plugins.capture.commands.replaying import ReplayReport
 
 
 @pytest.mark.parametrize(("milliseconds", "p50", "p99"), [
