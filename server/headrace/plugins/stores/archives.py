@@ -35,6 +35,7 @@ from headrace.plugins.stores.remote import (
     Unreached,
     changing,
     is_inside,
+    read_part,
     run_all,
     state_of,
     with_digests,
@@ -198,12 +199,7 @@ class ArchiveRemote:
         unpacked = self._unpacked
         if unpacked is None or name not in unpacked.models:
             raise changing(self.address, name)
-        try:
-            with (unpacked.models[name].directory / path).open("rb") as opened:
-                opened.seek(start)
-                return opened.read(stop - start)
-        except OSError as error:
-            raise LoadFailed(f"{self.address}: {name}/{path}: {error.strerror}") from error
+        return read_part(unpacked.models[name].directory / path, start, stop)
 
     def publish(self, name: str, directory: Path, manifest: bytes) -> None:
         """Implements `Remote.publish`: refused."""

@@ -10,8 +10,7 @@ Endpoint and token are those that the library finds: `HF_ENDPOINT`, `HF_TOKEN`, 
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from headrace.plugins.stores.remote import (
     RemoteStore,
     Unreached,
     changing,
+    client_errors,
     state_of,
     with_digests,
 )
@@ -32,7 +32,6 @@ from headrace.repository.store import Store, StoreOptions
 
 _ADDRESS = re.compile(r"hf://(\w[\w.-]*/(\w[\w.-]*))(?:@([^@?#]+))?/?", re.ASCII)
 _TIMEOUT_SECS = 120.0
-_LONGEST_TEXT = 300
 # Files at the top by which a repository is seen to be a model directory.
 _WHOLE = ("config.pbtxt", "model.py", "MLmodel", MANIFEST)
 _FOLDERS = ("", "onnx/")  # where exporters put a model's file
@@ -113,7 +112,7 @@ class HubRemote:
             raise changing(self.address, name)
         utils = self._library.utils
         headers = {**utils.build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
-        with self._errors():
+        with client_errors(self.address):
             answer = utils.get_session().get(url, headers=headers, timeout=_TIMEOUT_SECS)
             utils.hf_raise_for_status(answer)
             content = bytes(answer.content)
@@ -131,7 +130,7 @@ class HubRemote:
 
     def _files(self) -> dict[str, RemoteFile]:
         """The files of the model as of now, by path; raises `LoadFailed`."""
-        with self._errors():
+        with client_errors(self.address):
             info = self._api.model_info(
                 self._repository, revision=self._revision, files_metadata=True,
                 timeout=_TIMEOUT_SECS,
@@ -148,16 +147,6 @@ class HubRemote:
             )
         self._urls = urls
         return files
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Raise errors of the library, and of the HTTP client that it uses, as `Unreached`."""
-        try:
-            yield
-        except Exception as error:
-            text = (str(error).strip() or type(error).__name__).splitlines()[0]
-            text = re.sub(r"\?\S*", "", text)[:_LONGEST_TEXT]  # queries may have signatures
-            raise Unreached(f"{self.address} cannot be reached: {text}") from error
 
 
 def hub_store(address: str, options: StoreOptions) -> Store:

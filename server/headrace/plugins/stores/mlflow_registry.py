@@ -13,7 +13,6 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -31,6 +30,8 @@ from headrace.plugins.stores.remote import (
     StoreCounts,
     Unreached,
     changing,
+    client_errors,
+    read_part,
 )
 from headrace.repository.model_files import new_manifest
 from headrace.repository.store import Lease, Store, StoreOptions
@@ -38,7 +39,6 @@ from headrace.repository.store import Lease, Store, StoreOptions
 log = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"mlflow://(https?://)?([^/@]+)/models/([^/?#]+)/([^/?#]+)/?")
-_LONGEST_TEXT = 300
 # Which the client reads from the environment alone. By default it tries for minutes, while a store
 # is asked again after a pause.
 _SETTINGS = {
@@ -123,12 +123,7 @@ class MlflowRemote:
         """Implements `Remote.read`, for contents that the cache has lost since."""
         if self._tree is None:
             raise changing(self.address, name)
-        try:
-            with (self._tree.lease.path / path).open("rb") as opened:
-                opened.seek(start)
-                return opened.read(stop - start)
-        except OSError as error:
-            raise LoadFailed(f"{self.address}: {name}/{path}: {error.strerror}") from error
+        return read_part(self._tree.lease.path / path, start, stop)
 
     def publish(self, name: str, directory: Path, manifest: bytes) -> None:
         """Implements `Remote.publish`: refused."""
@@ -143,7 +138,7 @@ class MlflowRemote:
 
     def _registered(self) -> RegisteredVersion:
         """The version as of now; its files are only listed if it is another one than before."""
-        with self._errors():
+        with client_errors(self.address):
             if self._version.isdecimal():
                 version = self._client.get_model_version(self._name, self._version)
             else:
@@ -180,23 +175,13 @@ class MlflowRemote:
         log.info("bringing %s: %d files with %d bytes", self.address, len(found.sizes), nbytes)
         target = directory / found.folder
         target.mkdir()
-        with self._errors():
+        with client_errors(self.address):
             self._place(found.uri).download_artifacts("", str(target))
         self.counts.read_bytes += nbytes
         for path, size in found.sizes.items():
             here = directory / path
             if not here.is_file() or here.stat().st_size != size:
                 raise LoadFailed(f"{self.address}: {path} did not come with its {size} bytes")
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Raise errors of the client, and of what it uses for files, as `Unreached`."""
-        try:
-            yield
-        except Exception as error:
-            text = (str(error).strip() or type(error).__name__).splitlines()[0]
-            text = re.sub(r"\?\S*", "", text)[:_LONGEST_TEXT]  # queries may have signatures
-            raise Unreached(f"{self.address} cannot be reached: {text}") from error
 
 
 def mlflow_store(address: str, options: StoreOptions) -> Store:

@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 # Hosts that are asked without TLS if an address does not say how.
 LOOPBACK = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
 _AT_ONCE = 8  # requests of a store
+_LONGEST_TEXT = 300  # of errors
 _TRIES = 3  # of each part
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
 _SETTLING_SECS = 2.0  # between the two looks at a model that was changed only just now
@@ -529,6 +530,30 @@ def with_digests(
             raise LoadFailed(f"{address}: {name}: {path} of its manifest is not there")
         listed[path] = files[path]._replace(digest=digest)
     return RemoteContents(state_of(files), listed, manifest)
+
+
+@contextmanager
+def client_errors(address: str) -> Iterator[None]:
+    """Raise all errors of a client of many libraries as `Unreached`, without queries.
+
+    Those may have signatures.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        text = re.sub(r"\?\S*", "", text)[:_LONGEST_TEXT]
+        raise Unreached(f"{address} cannot be reached: {text}") from error
+
+
+def read_part(file: Path, start: int, stop: int) -> bytes:
+    """A part of a file of the cache; raises `LoadFailed`."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(start)
+            return opened.read(stop - start)
+    except OSError as error:
+        raise LoadFailed(f"{file} cannot be read: {error.strerror}") from error
 
 
 def is_inside(path: str) -> bool:
