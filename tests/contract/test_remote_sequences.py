@@ -115,6 +115,30 @@ def test_a_restarted_sequence_stays_on_its_upstream(caller: Client) -> None:
     assert add(caller, 1, "again", end=True) == 8
 
 
+def test_counts_of_sequences(
+    tmp_path: Path, started: Callable[..., tuple[list[SequenceServer], ServerProcess, Client]]
+) -> None:
+    there, front, client = started(tmp_path)
+    for id, start, end in ((1, True, False), (2, True, True), (3, True, False), (3, True, False),
+                           (1, False, True)):  # fmt: skip
+        add(client, 1, id, start=start, end=end)
+    with Scraper(front.metrics) as scraper:
+
+        def counted(reason: str) -> float:
+            return scraper.now().value("headrace_sequences_ended_total", reason=reason)
+
+        metrics = scraper.now()
+        assert metrics.value("headrace_sequences", model="adder") == 1
+        assert metrics.value("headrace_sequences_backlog", model="adder") == 0
+        assert metrics.value("headrace_sequences_restarted_total", model="adder") == 1
+        assert (counted("end"), counted("idle"), counted("lost")) == (2, 0, 0)
+        there[0].stop()
+        with pytest.raises(ServerError, match="sequence 3 of model 'adder' is lost"):
+            add(client, 1, 3)
+        assert (counted("end"), counted("idle"), counted("lost")) == (2, 0, 1)
+        assert scraper.now().value("headrace_sequences", model="adder") == 0
+
+
 def test_invalid_sequence_requests(caller: Client) -> None:
     with pytest.raises(InvalidRequest) as raised:
         add(caller, 1)

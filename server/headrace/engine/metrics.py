@@ -477,7 +477,7 @@ WORKER_FAMILIES: tuple[Family[WorkerSeries], ...] = (
 )  # fmt: skip
 SEQUENCE_FAMILIES: tuple[Family[SequenceSeries], ...] = (
     Family("headrace_sequences", "gauge", lambda s: s.seated,
-           "Sequences with their state on an instance"),
+           "Sequences with their state on an instance, or an upstream"),
     Family("headrace_sequences_backlog", "gauge", lambda s: s.backlog,
            "Sequences that wait for an instance with room for their state"),
     Family("headrace_sequences_restarted_total", "counter", lambda s: s.restarted,

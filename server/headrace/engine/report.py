@@ -76,9 +76,9 @@ class VersionReport:
 
     @property
     def sequences(self) -> SequenceSeries | None:
-        """The sequences; None if the model has none, or has them on upstreams."""
-        own = None if self.running is None else self.running.own_sequences
-        return None if own is None else own.series
+        """The sequences, also those on upstreams; None if the model has none."""
+        stage = None if self.running is None else self.running.sequences
+        return None if stage is None else stage.series
 
     @property
     def endpoints(self) -> Sequence[EndpointSeries]:

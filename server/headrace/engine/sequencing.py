@@ -25,16 +25,16 @@ class SequenceStage(Protocol):
 
     waiting: int
 
+    @property
+    def series(self) -> SequenceSeries:
+        """The numbers of sequences, for a scrape."""
+
     def submit(self, request: Call) -> None:
         """Queue a checked call; raises `ServerError`."""
 
 
 class SequenceScheduler(SequenceStage, InstanceScheduler, Protocol):
     """The scheduler of a version's sequences, between its placements and its batcher."""
-
-    @property
-    def series(self) -> SequenceSeries:
-        """The numbers of sequences, for a scrape."""
 
     def lose(self, holder: object) -> None:
         """End the sequences on an instance, by `Surroundings.lost`."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from headrace.core.call import Call, Owner, Parameter, Stage
 from headrace.core.errors import InvalidRequest, RemoteLost, ServerError, Unavailable
+from headrace.observability.statistics import SequenceSeries
 from headrace.scheduling.scheduler import Scheduler
 from headrace.scheduling.upstreams import Holder, Pin, Way, way
 
@@ -62,11 +63,14 @@ class SequenceRules:
 class SequenceTable:
     """The pins of known sequences by id.
 
-    Resting ones are dropped in time; the others have requests in progress.
+    Resting ones are dropped in time; the others have requests in progress. `ended` counts sequences
+    by how they ended, `restarted` the starts of known ones.
     """
 
     def __init__(self, idle_ns: int, now: Callable[[], int]) -> None:
         self.now = now
+        self.ended = dict.fromkeys(("end", "idle", "lost"), 0)
+        self.restarted = 0
         self._idle_ns = idle_ns
         self._pins: dict[Id, Pin | None] = {}
         self._idle: OrderedDict[Id, int] = OrderedDict()  # start of the rest, oldest first
@@ -84,6 +88,7 @@ class SequenceTable:
     def put(self, id: Id, pin: Pin | None) -> None:
         """Store the pin of a sequence, if it is known."""
         if id in self._pins:
+            self.ended["lost"] += pin is not None and pin.lost and self._pins[id] != pin
             self._pins[id] = pin
 
     def wake(self, id: Id) -> None:
@@ -108,7 +113,7 @@ class SequenceTable:
             if since > until:
                 return
             del self._idle[id]
-            del self._pins[id]
+            self.ended["idle"] += _holds(self._pins.pop(id))
 
     def lose(self, id: Id, model: str) -> RemoteLost:
         """Mark a sequence as lost, until it is started again; returns the error of its request."""
@@ -121,6 +126,12 @@ class SequenceTable:
     def count(self, server: Holder) -> int:
         """The number of sequences with their state on `server`."""
         return sum(pin is not None and pin.server is server for pin in self._pins.values())
+
+    def series(self, backlog: int) -> SequenceSeries:
+        """The numbers of sequences, for a scrape; `backlog` wait for an upstream."""
+        self.forget_idle()
+        pinned = sum(_holds(pin) for pin in self._pins.values())
+        return SequenceSeries(pinned, backlog, self.restarted, self.ended)
 
 
 class SequenceQueue:
@@ -149,6 +160,11 @@ class SequenceQueue:
         self._lines: dict[Id, OrderedDict[_Turn, None]] = {}
         self._starts = 0  # first requests at the scheduler
         self._waiting_starts: OrderedDict[_Turn, None] = OrderedDict()
+
+    @property
+    def series(self) -> SequenceSeries:
+        """Implements `SequenceStage.series`."""
+        return self._table.series(len(self._waiting_starts))
 
     def submit(self, request: Call) -> None:
         """Queue a checked request; raises `InvalidRequest`, `Unavailable` or `RemoteLost`."""
@@ -236,6 +252,7 @@ class SequenceQueue:
                 f"inference request for sequence {id} to model '{self._model}' must specify the"
                 " START flag on the first request of the sequence"
             )
+        self._table.restarted += request.options.sequence_start and _holds(pin)
         chosen = way(pin, request.options.sequence_start)
         if chosen is Way.NOWHERE:
             raise self._table.lose(id, self._model)
@@ -287,6 +304,10 @@ class _Turn(Stage, Owner):
     def over(self, call: Call) -> None:
         """Begin the next request of the sequence."""
         self._queue.ended(self)
+
+
+def _holds(pin: Pin | None) -> bool:
+    return pin is not None and not pin.lost
 
 
 def _tell(request: Call) -> None:

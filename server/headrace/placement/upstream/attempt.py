@@ -318,6 +318,7 @@ class _Step:
 
     def note(self, ending: Ending) -> None:
         """Update the sequence's pin at the request's end."""
+        self._table.ended["end"] += self._end and ending is Ending.RUN
         self._table.put(self._id, after(self._before, self._upstream, self._end, ending))
 
     def failed(self, error: Exception) -> Exception:
