@@ -123,7 +123,8 @@ class TokenServer:
 
             def _answer(self, given: dict[str, list[str]], known: bool, kind: str) -> None:
                 scope = given["scope"][0]
-                owner.asked.append((kind, scope))
+                where, _, actions = scope.rpartition(":")  # which the registry names in any order
+                owner.asked.append((kind, f"{where}:{','.join(sorted(actions.split(',')))}"))
                 body = json.dumps({"token": owner._token(scope)} if known else {}).encode()
                 self.send_response(200 if known else 401)
                 self.send_header("Content-Length", str(len(body)))

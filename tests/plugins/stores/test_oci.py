@@ -1,11 +1,14 @@
 """Models of a real OCI registry: artefacts, credentials, and what is refused."""
 
 import base64
+import hashlib
 import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -303,6 +306,52 @@ def test_a_registry_with_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(Unreached, match="its token server answers 401") as refused:
             OciRemote(address).models()
         assert "wrong" not in str(refused.value)
+
+
+def test_credentials_stay_with_the_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blobs of large registries are elsewhere, where a signed address lets in."""
+    content = b"one"
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    manifest = json.dumps({"layers": [layer("1/model.onnx", digest)]}).encode()
+    asked: list[tuple[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            kind = "blob" if self.path.startswith("/elsewhere/") else self.path.split("/")[-2]
+            asked.append((kind, self.headers.get("Authorization", "")))
+            if kind != "blob" and "Authorization" not in self.headers:
+                self.answer(401, "WWW-Authenticate", 'Basic realm="here"')
+            elif kind == "blobs":
+                port = self.headers["Host"].rpartition(":")[2]
+                self.answer(307, "Location", f"http://localhost:{port}/elsewhere/{digest}?sig=1")
+            else:
+                self.answer(200, "X-Kind", kind, content if kind == "blob" else manifest)
+
+        def answer(self, status: int, name: str, value: str, body: bytes = b"") -> None:
+            self.send_response(status)
+            self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        host = f"127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        write_docker_config(tmp_path, auths={host: entry()})
+        remote = OciRemote(f"oci://{host}/m:1")
+        [(path, file)] = remote.contents("m").files.items()
+        assert remote.read("m", path, file, 0, 3) == content
+        server.shutdown()
+    basic = f"Basic {entry()['auth']}"
+    assert asked == [
+        ("manifests", ""), ("manifests", basic), ("blobs", basic), ("blob", ""),
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
