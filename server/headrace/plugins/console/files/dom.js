@@ -122,9 +122,8 @@ export function meter(share, label, alarms = false) {
   const percent = Math.min(100, Math.max(0, share * 100));
   const state = !alarms ? "good" : percent > 95 ? "bad" : percent > 80 ? "warn" : "good";
   const attributes = { class: `meter ${state}`, width: 80, height: 8, viewBox: "0 0 120 8", preserveAspectRatio: "none" };
-  return svg("svg", { ...attributes, role: "img", "aria-label": label },
-    svg("rect", { class: "rest", width: 120, height: 8, rx: 2 }),
-    svg("rect", { class: "fill", width: (120 * percent) / 100, height: 8, rx: 2 }));
+  const bar = (name, width) => svg("rect", { class: name, width, height: 8, rx: 2 });
+  return svg("svg", { ...attributes, role: "img", "aria-label": label }, bar("rest", 120), bar("fill", (120 * percent) / 100));
 }
 
 // --- dialogs

@@ -5,11 +5,9 @@ import { chart, count, duration, filterField, h, meter, number, setText, size, s
 const ROW = 30; // height of a row, as in console.css
 const AROUND = 8; // rows drawn above and below those in view
 
-export const link = (name, version) =>
-  `#/models/${encodeURIComponent(name)}${version ? `/${version}` : ""}`;
+export const link = (name, version) => `#/models/${encodeURIComponent(name)}${version ? `/${version}` : ""}`;
 
-export const instances = (model) =>
-  Object.entries(model.instances).map(([kind, each]) => `${each} ${kind}`).join(", ") || "–";
+export const instances = (model) => Object.entries(model.instances).map(([kind, each]) => `${each} ${kind}`).join(", ") || "–";
 
 export const stateOf = (model) => (model.state || "not loaded").toLowerCase();
 const troubled = (row) => (row.model.state !== "READY" && !row.model.unloaded && row.model.state !== "")
@@ -66,10 +64,7 @@ export class Models {
   classes(column) { return `${column.side ?? ""} ${column.wide ? "wide" : ""} c-${column.id}`.trim(); }
 
   // Another section is shown: its filter and order stay, and so do the place and the focus.
-  close() {
-    this.top = this.scroll.scrollTop;
-    this.left = document.activeElement.closest("tr[data-key]")?.dataset.key;
-  }
+  close() { [this.top, this.left] = [this.scroll.scrollTop, document.activeElement.closest("tr[data-key]")?.dataset.key]; }
 
   opened() {
     this.scroll.scrollTop = this.top ?? 0;
@@ -96,9 +91,8 @@ export class Models {
       const [x, y] = [value(a), value(b)];
       return x < y ? -sign : x > y ? sign : a.lower < b.lower ? -1 : a.lower > b.lower ? 1 : a.model.version - b.model.version;
     });
-    this.heads.forEach((head, at) => {
-      head.ariaSort = COLUMNS[at].id !== this.order ? null : this.down ? "descending" : "ascending";
-    });
+    const sorted = this.down ? "descending" : "ascending";
+    this.heads.forEach((head, at) => { head.ariaSort = COLUMNS[at].id === this.order ? sorted : null; });
     const of = this.rows.length === known.length ? "" : `${count(this.rows.length)} of `;
     setText(this.counted, `${of}${count(known.length)} versions`);
     this.table.setAttribute("aria-rowcount", this.rows.length + 1);

@@ -18,10 +18,8 @@ export class Playground {
   constructor(watch, name, version, inputs, decoupled) {
     Object.assign(this, { watch, name, version, decoupled });
     this.inputs = inputs.map((spec) => new Input(spec, () => this.changed()));
-    this.parameters = h("textarea", {
-      rows: 1, "aria-label": "Parameters of the request, as JSON", placeholder: '{"priority": 1}', spellcheck: "false",
-      oninput: () => this.changed(),
-    });
+    const labels = { "aria-label": "Parameters of the request, as JSON", placeholder: '{"priority": 1}' };
+    this.parameters = h("textarea", { rows: 1, spellcheck: "false", ...labels, oninput: () => this.changed() });
     this.send = h("button", { type: "submit", class: "primary" }, "Run");
     this.stop = h("button", { type: "button", hidden: true, onclick: () => this.abort?.abort() }, "Stop");
     this.spent = h("span", { class: "muted", role: "status" });
@@ -181,21 +179,18 @@ class Input {
   }
 
   get whole() { return this.spec.datatype.includes("INT"); }
-
-  get shape() {
-    return this.spec.shape.map((dim, axis) => (dim < 0 ? Math.max(0, Math.floor(Number(this.dims[axis].value) || 0)) : dim));
-  }
+  get shape() { return this.spec.shape.map((dim, axis) => (dim < 0 ? Math.max(0, Math.floor(Number(this.dims[axis].value) || 0)) : dim)); }
 
   choose() {
     this.pixels = this.content = null;
     this.wrong = "";
     const { name, datatype } = this.spec;
     this.text = h("textarea", { rows: 3, spellcheck: "false", "aria-label": `values of ${name}`, oninput: () => this.changed() });
-    this.text.placeholder = this.mode.value === "text" ? "one value; of several, one a line"
-      : datatype === "BYTES" ? '["text"]' : "[[0, 1], [2, 3]]";
-    if (this.mode.value === "text" || this.mode.value === "JSON") this.area.replaceChildren(this.text);
-    else if (this.mode.value === "image") this.image();
-    else if (this.mode.value === "file") {
+    const form = this.mode.value;
+    this.text.placeholder = form === "text" ? "one value; of several, one a line" : datatype === "BYTES" ? '["text"]' : "[[0, 1], [2, 3]]";
+    if (form === "text" || form === "JSON") this.area.replaceChildren(this.text);
+    else if (form === "image") this.image();
+    else if (form === "file") {
       this.file = h("input", { type: "file", "aria-label": `file for ${name}`, onchange: () => this.load() });
       this.area.replaceChildren(this.file);
     } else this.fields();
@@ -270,8 +265,7 @@ class Input {
 
   // Which axes are height, width and channels: the last ones of the shape.
   axes() {
-    const { shape } = this.spec;
-    const rank = shape.length;
+    const { shape, shape: { length: rank } } = this.spec;
     if (rank >= 3 && [1, 3, 4].includes(shape[rank - 1])) return { height: rank - 3, width: rank - 2, channels: rank - 1, first: false };
     if (rank >= 3 && [1, 3, 4].includes(shape[rank - 3])) return { height: rank - 2, width: rank - 1, channels: rank - 3, first: true };
     if (rank >= 2) return { height: rank - 2, width: rank - 1, channels: null, first: true };
@@ -286,11 +280,10 @@ class Input {
     let shape = this.shape;
     let data;
     const mode = this.mode.value;
+    if (mode === "image" && !this.pixels) throw wrong("choose an image");
     if (mode === "JSON") ({ data, shape } = this.parsed(wrong));
-    else if (mode === "image") {
-      if (!this.pixels) throw wrong("choose an image");
-      data = this.pixels;
-    } else if (mode === "file") {
+    else if (mode === "image") data = this.pixels;
+    else if (mode === "file") {
       if (!this.content) throw wrong("choose a file");
       if (elements(shape) !== 1) throw wrong(`a file is one value, and the shape ${bracket(shape)} has ${elements(shape)}`);
       return { name, datatype, shape, data: [], file: this.content };

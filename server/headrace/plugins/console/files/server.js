@@ -48,7 +48,6 @@ export class Server {
       const good = succeeded(each);
       return [each.door, each.operation, h("span", { class: "state", "data-state": good ? "ready" : "unavailable" }, each.status), count(each.count)];
     });
-    const threads = `${count(cores.model_threads)} of models on ${count(cores.available)} cores; ${count(cores.process_threads)} in all processes`;
     const budget = memory.budget_bytes ? ` of ${size(memory.budget_bytes)}` : "";
     const none = (text) => h("p", { class: "muted" }, text);
     this.element.replaceChildren(
@@ -57,7 +56,7 @@ export class Server {
           ["Version", `${server.name} ${server.version}`], ["Up", duration(Math.max(0, now.time - server.started))],
           ["Model control", `${server.model_control}; traffic rules ${server.traffic_control ? "may" : "may not"} be changed`],
           ...Object.entries(server.addresses).map(([door, address]) => [door, h("code", {}, address)]),
-          ["Threads", threads],
+          ["Threads", `${count(cores.model_threads)} of models on ${count(cores.available)} cores; ${count(cores.process_threads)} in all processes`],
           ["Memory", `${size(memory.resident_bytes)}; models ${size(memory.model_bytes)}${budget}`],
           ...(memory.evictions ? [["Evictions", count(memory.evictions)]] : []),
           ...Object.entries(now.lost).filter(([, each]) => each).map(([name, each]) => [`Lost ${name.replace("_", " ")}`, count(each)]),
