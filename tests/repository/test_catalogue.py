@@ -202,7 +202,7 @@ def test_names_of_stores_with_namespaces(tmp_path: Path) -> None:
 
 def test_an_address_without_a_store_is_a_directory(tmp_path: Path) -> None:
     assert open_store(str(tmp_path)) == Directory(tmp_path)
-    with pytest.raises(LoadFailed, match="^models:/team/1 is in MLflow's model registry"):
+    with pytest.raises(LoadFailed, match=r"^models:/team/1 is in MLflow's model registry"):
         open_store("models:/team/1").names()
 
 
