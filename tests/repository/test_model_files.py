@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -280,3 +281,32 @@ def test_an_invalid_manifest(tmp_path: Path, text: str, told: str) -> None:
     write(tmp_path / MANIFEST, text)
     with pytest.raises(LoadFailed, match=told):
         Digests().verified(tmp_path, [1])
+
+
+class PathWithLinks(type(Path())):  # type: ignore[misc]
+    """A path of a file, to which another hard link is made each time that it is opened."""
+
+    left = 0  # links still to be made
+
+    def open(self, *given: Any, **options: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            os.link(self, self.with_name(f"link{self.left}"))
+        return super().open(*given, **options)
+
+
+@pytest.mark.parametrize("links", [0, 1, 2])
+def test_a_file_that_others_link_meanwhile(links: int, tmp_path: Path) -> None:
+    """Its stamp changes, though nobody writes it."""
+    path = PathWithLinks(tmp_path / "file")
+    path.write_bytes(b"one")
+    path.left = links
+    digests = Digests()
+    assert digests.of(path) == digests.of(path) == digest("one")
+
+
+def test_a_file_that_never_rests(tmp_path: Path) -> None:
+    path = PathWithLinks(tmp_path / "file")
+    path.write_bytes(b"one")
+    path.left = 100
+    assert Digests().of(path) is None

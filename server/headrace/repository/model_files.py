@@ -266,6 +266,8 @@ INDEX = "headrace-index.json"  # of a directory of models that a web server offe
 _LARGEST = 16 << 20  # bytes of a manifest
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TOLD = 3  # files named in a message
+# A further hard link to a file, as other models with the same content get, changes its stamp, too.
+_DIGEST_TRIES = 5
 
 
 class Digests:
@@ -279,21 +281,22 @@ class Digests:
 
     def of(self, path: Path) -> str | None:
         """The digest of a file; None if it is absent or being written."""
-        stamp = stamp_of(path)
-        if stamp is None:
-            return None
-        known = self._known.get(path)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        try:
-            with path.open("rb") as file:
-                digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-        except (FileNotFoundError, IsADirectoryError, PermissionError):
-            return None
-        if stamp_of(path) != stamp:
-            return None
-        self._known[path] = stamp, digest
-        return digest
+        for _ in range(_DIGEST_TRIES):
+            stamp = stamp_of(path)
+            if stamp is None:
+                return None
+            known = self._known.get(path)
+            if known is not None and known[0] == stamp:
+                return known[1]
+            try:
+                with path.open("rb") as file:
+                    digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+            except (FileNotFoundError, IsADirectoryError, PermissionError):
+                return None
+            if stamp_of(path) == stamp:
+                self._known[path] = stamp, digest
+                return digest
+        return None
 
     def verified(self, directory: Path, versions: Iterable[int]) -> Mapping[str, str]:
         """The digests of all files in a model's manifests, by path relative to its directory.
