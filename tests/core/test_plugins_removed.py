@@ -272,15 +272,19 @@ def test_inboxes_are_a_door(tmp_path: Path) -> None:
 # The quick cases of the contract suite that need a plugin: those of files, or of tests. Front ends
 # are further carriers of many tests.
 OWN_CASES: Mapping[str, Sequence[str]] = {
-    "access": ["test_access", "test_access_file", "test_status"],
+    "access": [
+        "test_access", "test_access_file", "test_flight_access", "test_proxy_protocol", "test_status",
+    ],
     "audit": ["test_audit"],
     "capture": ["test_capture"],
     "cache": ["test_response_cache"],
     "cuda_memory": ["test_shared_memory::test_cuda_without_a_gpu"],
     "dialects": ["test_remote_tfserving"],
     "explain": ["test_explain", "test_tune"],
-    "ensembles": ["test_ensembles", "test_ensembles_loading", "test_padding"],
-    "flight": ["test_flight"],
+    "ensembles": [
+        "test_ensembles", "test_ensembles_charged", "test_ensembles_loading", "test_padding",
+    ],
+    "flight": ["test_flight", "test_flight_access"],
     "frontends": ["test_unix_sockets", "test_logging::test_changes_take_effect_at_once[1"],
     "functions": [
         "test_functions", "test_generate::test_misspelt_members_are_refused",
