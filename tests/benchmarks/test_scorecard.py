@@ -152,7 +152,7 @@ def test_a_short_run_beside_the_bare_application(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable, str(ROOT / "scripts" / "bench"), "--scorecard", "--quick",
-            "--seconds=0.2", "--peers=headrace,bare_asgi", "--groups=open,idle",
+            "--seconds=1", "--peers=headrace,bare_asgi", "--groups=open,idle",
             "--workloads=open-json-1000,start", f"--output={tmp_path}",
         ],
         capture_output=True, text=True, timeout=100,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from threading import Event
 from time import perf_counter_ns, process_time
 
 from headrace.cli.paced import paced
@@ -16,11 +17,12 @@ _LONGEST = 5  # times as long
 
 
 async def measure(
-    client: AsyncModels, request: InferRequest, clients: int, seconds: float
+    client: AsyncModels, request: InferRequest, clients: int, seconds: float, stopped: Event
 ) -> ClientLevel:
     """Send a request again and again, by so many clients; raises `ClientError` for a failed one.
 
     Answers of the first fifth of `seconds` do not count. Of slow models, it lasts longer.
+    Once it is `stopped`, no more are sent.
     """
     loop, latencies = asyncio.get_running_loop(), list[int]()
     began, used = loop.time(), process_time()
@@ -29,6 +31,8 @@ async def measure(
 
     def requests() -> Iterator[tuple[float, InferRequest]]:
         while (now := loop.time()) < until or (len(latencies) < _LEAST and now < latest):
+            if stopped.is_set():
+                return
             yield 0.0, request
 
     async def send(request: InferRequest) -> None:

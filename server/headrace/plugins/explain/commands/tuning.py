@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 
 from google.protobuf import json_format
 
@@ -130,12 +131,16 @@ class Tuning:
         return SettingsTrial(wanted, levels, batches, server_ns)
 
     def _measure(self, clients: int) -> ClientLevel:
-        seconds = self._options.seconds
-        begun = self._server.begin(lambda client: measure(client, self._request, clients, seconds))
+        seconds, stopped, begun = self._options.seconds, Event(), None
         try:
+            begun = self._server.begin(
+                lambda client: measure(client, self._request, clients, seconds, stopped)
+            )
             return begun.result()
         except KeyboardInterrupt:
-            begun.cancel()
+            stopped.set()  # it may come while it begins
+            if begun is not None:
+                begun.cancel()
             raise
 
     def _explain(self) -> Document:
