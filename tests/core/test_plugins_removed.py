@@ -273,7 +273,8 @@ def test_inboxes_are_a_door(tmp_path: Path) -> None:
 # are further carriers of many tests.
 OWN_CASES: Mapping[str, Sequence[str]] = {
     "access": [
-        "test_access", "test_access_file", "test_flight_access", "test_proxy_protocol", "test_status",
+        "test_access", "test_access_file", "test_flight_access", "test_proxy_protocol",
+        "test_status",
     ],
     "audit": ["test_audit"],
     "capture": ["test_capture"],
