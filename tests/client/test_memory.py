@@ -164,7 +164,8 @@ def test_a_client_that_is_killed(urls: Mapping[str, str], server: ServerProcess)
         "client = headrace.Client(sys.argv[1])\n"
         "for _ in range(3):\n"
         "    client.infer('identity_FP32', {'INPUT0': np.ones((1, 1 << 20), np.float32)})\n"
-        "print(len([n for n in os.listdir('/dev/shm') if n.startswith('headrace')]), flush=True)\n"
+        "own = f'headrace-{os.getpid()}-'\n"
+        "print(len([n for n in os.listdir('/dev/shm') if n.startswith(own)]), flush=True)\n"
         "sys.stdin.read()\n"
     )
     with subprocess.Popen(
