@@ -85,7 +85,7 @@ class PartialFile:
             return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
     def opened(self) -> BufferedReader:
-        """Its content, once all of it is written."""
+        """The content, for reading, once all of it is written."""
         file = os.fdopen(os.dup(self._data), "rb")
         file.seek(0)
         return file
