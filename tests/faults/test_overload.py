@@ -8,15 +8,18 @@ import grpc
 import grpc.aio
 import pytest
 
+from headrace.protocol.http2.protocol import DATA, frame
 from tests.faults.conftest import IN_PROCESS, Busy
 from tests.faults.requests import INFER, busy_message, holding, infer, infer_grpc
 from tests.support.busy_model import busy_json
 from tests.support.held import Gates
+from tests.support.http2_socket import prefixed
 from tests.support.raw_clients import (
     HttpConnection,
     call,
     get,
     open_channel,
+    open_http2,
     open_stream,
     post,
     post_bytes,
@@ -36,11 +39,11 @@ def few(repository: Path, gates: Gates) -> Iterator[Busy]:
         assert server.stop() == 0
 
 
-@pytest.fixture(scope="module")
-def small(repository: Path, gates: Gates) -> Iterator[Busy]:
+@pytest.fixture(scope="module", params=["native"])
+def small(request: pytest.FixtureRequest, repository: Path, gates: Gates) -> Iterator[Busy]:
     options = [
         IN_PROCESS, "--max-admitted-bytes=100000", "--max-request-bytes=5000000",
-        "--http-body-timeout-secs=1",
+        "--http-body-timeout-secs=1", f"--grpc-transport={request.param}",
     ]  # fmt: skip
     with ServerProcess(repository, options=options) as server:
         yield Busy(server, gates)
@@ -128,6 +131,47 @@ async def test_too_many_bytes(small: Busy) -> None:
         assert (await waiting).status == 200
         assert await small_one == 4
     await until(lambda: admitted(server), lambda found: found == (0, 0))
+
+
+async def test_a_message_refused_before_its_end_costs_no_other_call(small: Busy) -> None:
+    """Libraries send long messages in parts, of which the first may come alone."""
+    server = small.server
+    padded = busy_json(2) + b" " * 60_000
+    large = prefixed(busy_message(MODEL, 3) + b"\x1a\xe0\xd4\x03" + b"x" * 60_000)
+    async with open_http2(server.grpc) as caller:
+        async with holding(small, MODEL):
+            waiting = asyncio.ensure_future(post(server.http, INFER[MODEL], padded))
+            await until(lambda: pending(server, MODEL), lambda n: n == 1)
+            caller.begin(1, prefixed(busy_message(MODEL, 5)), end=True)
+            await until(lambda: pending(server, MODEL), lambda n: n == 2)
+            for number in (3, 5):
+                caller.begin(number, large[:100])
+            refused = await caller.statuses(2)
+            for number in (3, 5):
+                for part in (large[100:16_000], large[16_000:]):
+                    for begin in range(0, len(part), 16_000):
+                        data = part[begin : begin + 16_000]
+                        caller.writer.write(frame(DATA, 0, number, data))
+        assert [status for status, _ in refused] == ["14", "14"]
+        assert all("limit of 100000 bytes" in text for _, text in refused)
+        assert await caller.statuses(1) == [("0", "")]
+        assert (await waiting).status == 200
+    await until(lambda: admitted(server), lambda found: found == (0, 0))
+
+
+@pytest.mark.parametrize("small", ["grpcio"], indirect=True)
+async def test_too_many_bytes_over_grpcio(small: Busy) -> None:
+    server = small.server
+    padded = busy_json(2) + b" " * 60_000
+    large = busy_message(MODEL, 3) + b"\x1a\xe0\xd4\x03" + b"x" * 60_000
+    async with open_channel(server.grpc) as channel:
+        async with holding(small, MODEL):
+            waiting = asyncio.ensure_future(post(server.http, INFER[MODEL], padded))
+            await until(lambda: pending(server, MODEL), lambda n: n == 1)
+            text = await refused_grpc(call(channel, "ModelInfer", large))
+            assert "limit of 100000 bytes" in text
+        assert (await waiting).status == 200
+        assert await infer_grpc(channel, MODEL, 4) == 4
 
 
 async def test_announced_but_unsent_bytes_do_not_affect_others(

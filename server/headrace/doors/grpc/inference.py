@@ -63,6 +63,7 @@ class MessageCall(Call):
 
     door = "GRPC"
     timed = False  # true if timings are requested among the parameters
+    started = False  # also before its message has been decoded, when it may be refused
     account: Account  # the connection's, until the client and the model are known
 
     def charge(self, nbytes: int) -> None:
