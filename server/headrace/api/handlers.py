@@ -218,7 +218,8 @@ async def _statistics_json(
 
 def _counters(version: ModelVersion) -> orjson.Fragment:
     # As text: the document of a thousand models takes longer to write than a piece of it may take.
-    return orjson.Fragment(orjson.dumps(to_json(documents.statistics(version))))
+    text = orjson.dumps(to_json(documents.statistics(version)))
+    return orjson.Fragment(bytes(memoryview(text)))  # a copy, since orjson's own takes up 4 KB
 
 
 def _model_explain(engine: Engine, parts: Parts, body: Document) -> Awaitable[Document]:
