@@ -268,4 +268,19 @@ FOUND: Mapping[str, Case] = {
         changes=(Change("inputs.shape", "spaces", amount=20_000_000),),
         connections=8,
     ),
+    "short-parameters": Case(
+        door="grpc",
+        operation="ModelInfer",
+        changes=(Change("parameters", "spaces", amount=104_857),),
+        connections=4,
+        requests=4,
+    ),
+    "refused-messages": Case(
+        door="grpc",
+        operation="ModelStreamInfer",
+        changes=(Change("parameters.bool_param", "number", content="NaN"),),
+        model="whole",
+        requests=500,
+        messages=397,
+    ),
 }

@@ -310,7 +310,7 @@ class MessageStream(Stream):
         while start < stop and most > 0 and not (self.finished or self.waits):
             most -= PACKED if self._gathering is None and view[start] else 1
             start = self._gather(view, start, stop)
-            if start < stop and perf_counter() > until:
+            if perf_counter() > until:  # also for what other streams have received
                 most = 0
         return start, most
 

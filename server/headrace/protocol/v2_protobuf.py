@@ -64,7 +64,6 @@ from headrace.protocol.parameters import (
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.protobuf_contents import (
     CONTENTS,
-    MAX_FIELDS,
     Contents,
     Outline,
     Span,
@@ -78,15 +77,16 @@ from headrace.protocol.protobuf_contents import (
 from headrace.protocol.status import BEGUN_PARAMETER
 
 LONG = 64 << 10  # bytes of a message above which a scan before parsing pays
+_USUAL_FIELDS = 1024  # of a message that is worth remembering
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 _TRANSPORT = frozenset({EMPTY_FINAL_RESPONSE, "binary_data_output"})
 _OF_SHARED = frozenset({*PARAMETERS, "classification"})
 _NOTHING: dict[str, Any] = {}
 
 
-def parse_infer(data: Buffer) -> pb.ModelInferRequest:
-    """Parse the message in `data`; raises `InvalidRequest`."""
-    if len(data) > LONG:
+def parse_infer(data: Buffer, counted: bool = False) -> pb.ModelInferRequest:
+    """Parse the message in `data`, whose fields are `counted`; raises `InvalidRequest`."""
+    if len(data) > LONG and not counted:
         check_fields(data)
     try:
         return pb.ModelInferRequest.FromString(data)  # type: ignore[arg-type]  # any buffer will do
@@ -336,7 +336,7 @@ class Fields:
 def walk(data: Buffer, raw: int = RAW_INPUT, longest: int = LONG) -> Fields | None:
     """Walk the top-level fields of a message whose raw tensors have the tag `raw`.
 
-    None if a field is longer than `longest`, or the encoding is unusual.
+    None if a field is longer than `longest`, there are unusually many, or the encoding is unusual.
     """
     size = len(data)
     fields = Fields()
@@ -344,8 +344,8 @@ def walk(data: Buffer, raw: int = RAW_INPUT, longest: int = LONG) -> Fields | No
     position = kept = count = 0
     while position < size:
         count += 1
-        if count > MAX_FIELDS:
-            return None  # protobuf will refuse it
+        if count > _USUAL_FIELDS:
+            return None
         tag = data[position]
         start = position + 2
         if start > size:
@@ -634,7 +634,7 @@ class InferReader:
         fields = walk(data)
         if fields is None or not fields.raw:
             outlined = outline(data) if len(data) > LONG else None
-            message = parse_infer(data if outlined is None else outlined.head)
+            message = parse_infer(data) if outlined is None else parse_infer(outlined.head, True)
             return InferMessage(self, data, message.id, message=message, outline=outlined)
         if (size := fields.id_stop - fields.id_start) > MAX_TEXT:
             raise too_long("the id of a request", size)

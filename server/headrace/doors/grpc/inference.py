@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 
 from headrace.api.gate import Gate
-from headrace.core.call import Call, InferResponse, context_of
+from headrace.core.call import Call, InferResponse, Parameter, context_of
 from headrace.core.errors import (
     ExecutionFailed,
     InvalidRequest,
@@ -27,7 +27,7 @@ from headrace.core.errors import (
 )
 from headrace.core.identity import Identity, PeerFacts
 from headrace.core.limits import Payer
-from headrace.core.tensors import Buffer
+from headrace.core.tensors import Buffer, Tensor
 from headrace.core.turns import SMALL
 from headrace.doors.grpc.call import Message, Noted, Open, Peer, StreamSession, check_call
 from headrace.engine.admission import Account
@@ -63,7 +63,6 @@ class MessageCall(Call):
 
     door = "GRPC"
     timed = False  # true if timings are requested among the parameters
-    started = False  # also before its message has been decoded, when it may be refused
     account: Account  # the connection's, until the client and the model are known
 
     def charge(self, nbytes: int) -> None:
@@ -261,6 +260,8 @@ _MAX_IN_FLIGHT = 1024
 _MESSAGE_SIZE = 640  # bytes of a queued message beside its own, most of them of its request
 # Messages of a request, or fewer, are in a list: a deque takes a block of 600 bytes.
 _FEW = 32
+_NO_INPUTS: dict[str, Tensor] = {}  # of all refused requests; a dict of each is 64 bytes or more
+_NO_PARAMETERS: dict[str, Parameter] = {}
 _PAUSE_ALL_BYTES = 8 << 20  # queued in a stream above which all its requests are held
 
 
@@ -351,7 +352,8 @@ class StreamedCall(MessageCall):
     def refuse(self, error: ServerError) -> None:
         """Queue the error that refused the request."""
         self.stream.count_out(self)
-        self.inputs = {}  # nothing reads them, and the error may have to wait
+        # Nothing reads them, and the error may have to wait: a thousand do in each stream.
+        self.inputs, self.parameters = _NO_INPUTS, _NO_PARAMETERS
         self.fail(error)
 
     def header(self, name: str) -> str:

@@ -180,6 +180,7 @@ class InferRpc(UnaryRpc, InferCall):
     def __init__(self, head: RpcHead, number: int) -> None:
         connection = head.connection
         context = connection.context
+        self.started = False  # it may be refused before its message is complete
         if context.access_log or head.timeout is not None:
             Rpc.__init__(self, head, number)
             return
