@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from headrace.api.operations import Document
-from headrace.cli.commands.top import TopView, activity, ordered, plain, quantile
+from headrace.cli.commands.top import activity, drawn, ordered, plain, quantile
 from tests.cli.conftest import Headrace
 from tests.models.onnx_graphs import identity, write_model
 from tests.protocol.strategies import PROPERTY
@@ -220,7 +220,7 @@ def view(models: list[Document], **more: Any) -> Document:
 def shown(now: Document, **options: Any) -> str:
     """The table as printed by rich."""
     console = Console(file=io.StringIO(), width=81, **options)
-    console.print(TopView(TITLE, now))
+    console.print(drawn(TITLE, now, console.height))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -248,7 +248,7 @@ def test_more_models_than_lines() -> None:
     many = [model(f"m{number:03}", "1") for number in range(200)]
     console = Console(file=io.StringIO(), width=81, height=20)
     with console.capture() as captured:
-        console.print(TopView(TITLE, view(many)))
+        console.print(drawn(TITLE, view(many), console.height))
     lines = captured.get().rstrip().splitlines()
     assert len(lines) <= 20
     assert lines[-1] == f"and {200 - len(lines) + 5} more"

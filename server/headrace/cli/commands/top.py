@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from itertools import accumulate, pairwise, zip_longest
@@ -23,16 +23,11 @@ from headrace.cli.text import duration, number, printable, size, table
 from headrace.client import ClientError
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Group
 
     from headrace.client.blocking import Client
 
 _MOST = 5  # lines of one kind
-
-
-def more(now: float, before: float) -> float:
-    """The growth of a counter; those of a restarted server or a reloaded model begin at 0."""
-    return now - before if now >= before else now
 
 
 def quantile(counts: Sequence[tuple[float, float]], share: float) -> float | None:
@@ -51,36 +46,36 @@ def quantile(counts: Sequence[tuple[float, float]], share: float) -> float | Non
 def activity(before: Document, after: Document, order: str = "requests") -> Document:
     """The document of `--json`, but for the time."""
     if before["server"]["id"] != after["server"]["id"]:  # started again
-        nothing = dict.fromkeys(("models", "answers", "limits", "processes", "downloads"), ())
-        before = {"time": after["server"]["started"], **nothing}
+        nothing = dict.fromkeys(("models", "answers", "limits", "downloads"), ())
+        own = {"cpu_seconds": 0.0}
+        before = {"time": after["server"]["started"], "processes": [own], **nothing}
     seconds: float = max(after["time"] - before["time"], 1e-9)
     bounds = [*after["bounds_seconds"], inf]
-    known = {(m["name"], m["version"]): m for m in before["models"]}
 
-    def model(now: Document) -> Document:
-        was = known.get((now["name"], now["version"]), {})
+    def rate(now: Document, was: Document, name: str) -> float:
+        """The growth of a counter; those of a reloaded model begin at 0."""
+        count, old = float(now[name]), float(was.get(name, 0))
+        return (count - old if count >= old else count) / seconds
 
-        def rate(name: str) -> float:
-            return more(float(now[name]), was.get(name, 0)) / seconds
+    def matched(kind: str, *names: str) -> Iterator[tuple[Document, Document]]:
+        """Documents of both readings with the same values of `names`; the earlier one may be {}."""
+        known = {tuple(each[name] for name in names): each for each in before[kind]}
+        return ((e, known.get(tuple(e[name] for name in names), {})) for e in after[kind])
 
+    def model(now: Document, was: Document) -> Document:
         def quantiles(name: str) -> dict[str, float | None]:
-            pairs = list(zip_longest(now[name], was.get(name, ()), fillvalue=0))
-            grown = [count - old for count, old in pairs]
-            if any(count < 0 for count in grown):
-                grown = [count for count, _ in pairs]
-            counts = list(zip(bounds, accumulate(grown), strict=False))
+            grown = [c - old for c, old in zip_longest(now[name], was.get(name, ()), fillvalue=0)]
+            totals = accumulate(now[name] if min(grown, default=0) < 0 else grown)
+            counts = list(zip(bounds, totals, strict=False))
             return {f"p{share}": quantile(counts, share / 100) for share in (50, 90, 99)}
 
-        old = was.get("failures_by_reason", {})
-        failures = {
-            why: more(count, old.get(why, 0)) / seconds
-            for why, count in now["failures_by_reason"].items()
-        }
-        rows, batches = rate("rows"), rate("batches")
+        reasons, old = now["failures_by_reason"], was.get("failures_by_reason", {})
+        failed = {why: each for why in reasons if (each := rate(reasons, old, why))}
+        rows, batches = rate(now, was, "rows"), rate(now, was, "batches")
         return {
             "model": now["name"], "version": now["version"],
-            "requests_per_second": rate("requests"), "failures_per_second": sum(failures.values()),
-            "failures_per_second_by_reason": {why: each for why, each in failures.items() if each},
+            "requests_per_second": rate(now, was, "requests"),
+            "failures_per_second": sum(failed.values()), "failures_per_second_by_reason": failed,
             "rows_per_second": rows, "batches_per_second": batches,
             "rows_per_batch": rows / batches if batches else None,
             "waiting_requests": now["waiting"], "latency_seconds": quantiles("latency"),
@@ -89,67 +84,43 @@ def activity(before: Document, after: Document, order: str = "requests") -> Docu
             "backends": now["backends"], "servers": now["servers"],
         }  # fmt: skip
 
-    models = [model(each) for each in after["models"] if each["state"] == "READY"]
-    own = after["processes"][0]  # the server's own process
-    earlier = {_answer(each): each["count"] for each in before["answers"]}
-    answers = [
-        {**_answer(each)._asdict(), "per_second": rate}
-        for each in after["answers"]
-        if (rate := more(each["count"], earlier.get(_answer(each), 0)) / seconds)
-    ]
-    fetched = {(e["model"], e["store"]): e["fetched_bytes"] for e in before["downloads"]}
-
-    def download(now: Document) -> Document:
-        was = fetched.get((now["model"], now["store"]))
-        rate = None if was is None else more(now["fetched_bytes"], was) / seconds
-        return {**now, "bytes_per_second": rate}
-
-    [limit] = (each for each in after["limits"] if each["name"] == "requests")
-    refused = next((each["refused"] for each in before["limits"] if each["name"] == "requests"), 0)
-    cpu = next((each["cpu_seconds"] for each in before["processes"]), 0.0)
+    models = [model(*p) for p in matched("models", "name", "version") if p[0]["state"] == "READY"]
+    names = ("door", "operation", "status")
+    answers = [{name: now[name] for name in names} | {"per_second": each}
+               for now, was in matched("answers", *names)
+               if (each := rate(now, was, "count"))]  # fmt: skip
+    downloads = [{**now, "bytes_per_second": rate(now, was, "fetched_bytes") if was else None}
+                 for now, was in matched("downloads", "model", "store")]  # fmt: skip
+    [(limit, earlier)] = (p for p in matched("limits", "name") if p[0]["name"] == "requests")
+    process = after["processes"][0]  # the server's own
     server = {
         "ready": after["server"]["ready"],
         "requests_per_second": sum(each["requests_per_second"] for each in models),
         "failures_per_second": sum(each["failures_per_second"] for each in models),
-        "refused_per_second": more(limit["refused"], refused) / seconds,
-        "admitted_requests": limit["used"], "admitted_requests_limit": limit["limit"],
-        "resident_bytes": own["resident_bytes"],
-        "cpu": more(own["cpu_seconds"], cpu) / seconds,
+        "refused_per_second": rate(limit, earlier, "refused"), "admitted_requests": limit["used"],
+        "admitted_requests_limit": limit["limit"], "resident_bytes": process["resident_bytes"],
+        "cpu": rate(process, before["processes"][0], "cpu_seconds"),
         "answers": sorted(answers, key=lambda answer: -answer["per_second"]),
-        "downloads": [*map(download, after["downloads"])], "degraded": after["degraded"],
+        "downloads": downloads, "degraded": after["degraded"],
     }  # fmt: skip
     return {"seconds": seconds, "server": server, "models": ordered(models, order)}
 
 
-class _Answered(NamedTuple):
-    door: str
-    operation: str
-    status: str
-
-
-def _answer(each: Document) -> _Answered:
-    return _Answered(each["door"], each["operation"], each["status"])
-
-
 class TopColumn(NamedTuple):
-    """A column of the table; one without an `order` to sort by is left out while it is empty.
-
-    One without a `head` is only sorted by.
-    """
+    """A column; left out while it is empty if it has no `order`, and always without a `head`."""
 
     head: str
     value: Callable[[Document], Any]
     text: Callable[[Any], str] = str
     order: str = ""
-    alarms: Callable[[Document], bool] = lambda model: False
+    alarms: Callable[[Any], bool] = lambda value: False
 
 
 COLUMNS = (
     TopColumn("VER", lambda m: m["version"]),
     TopColumn("REQ/S", lambda m: m["requests_per_second"], number, "requests"),
     TopColumn("", lambda m: m["rows_per_second"], order="rows"),
-    TopColumn("ERR/S", lambda m: m["failures_per_second"], number, "errors",
-              lambda m: m["failures_per_second"] > 0),
+    TopColumn("ERR/S", lambda m: m["failures_per_second"], number, "errors", bool),
     TopColumn("REASON", lambda m: m["failures_per_second_by_reason"],
               lambda rates: max(rates, key=rates.get, default="-")),
     TopColumn("WAIT", lambda m: m["waiting_requests"], order="waiting"),
@@ -161,10 +132,10 @@ COLUMNS = (
     TopColumn("", lambda m: 0, order="name"),
     TopColumn("BACKEND", lambda m: m["backends"],
               lambda backends: next((name for name, active in backends.items() if active), "-"),
-              alarms=lambda m: not next(iter(m["backends"].values()), True)),
+              alarms=lambda backends: not next(iter(backends.values()), True)),
     TopColumn("SERVERS", lambda m: m["servers"],
               lambda servers: f"{sum(servers.values())}/{len(servers)}" if servers else "-",
-              alarms=lambda m: not all(m["servers"].values())),
+              alarms=lambda servers: not all(servers.values())),
 )  # fmt: skip
 ORDERS = {column.order: column.value for column in COLUMNS if column.order}
 
@@ -186,28 +157,20 @@ def summary(title: str, now: Document) -> list[str]:
     parts += [f"{server['admitted_requests']}{f' of {limit}' if limit else ''} under way"]
     parts += [size(server["resident_bytes"]), f"{server['cpu']:.0%} CPU"]
     lines = [f"{title}  {'ready' if server['ready'] else 'NOT READY'}", "  ".join(parts)]
-    errors = [
-        "{}/s {door} {operation} {status}".format(number(answer["per_second"]), **answer)
-        for answer in server["answers"]
-        if not re.match("[123]|OK$", answer["status"])
-    ]
+    errors = ["{}/s {door} {operation} {status}".format(number(each["per_second"]), **each)
+              for each in server["answers"]
+              if not re.match("[123]|OK$", each["status"])]  # fmt: skip
     lines += [f"answered with errors: {', '.join(errors)}"] if errors else []
-    lines += _first("downloading", [
-        f"{each['model']}, {size(each['fetched_bytes'])} of {size(each['bytes'])},"
-        f" {size(each['bytes_per_second'])}/s" for each in server["downloads"]
-    ])  # fmt: skip
-    lines += _first("degraded", [
-        f"{' '.join(filter(None, (each['kind'], each['name'], each['version'])))}:"
-        f" {each['reason']}" for each in server["degraded"]
-    ])  # fmt: skip
+    told = {
+        "downloading": [f"{e['model']}, {size(e['fetched_bytes'])} of {size(e['bytes'])},"
+                        f" {size(e['bytes_per_second'])}/s" for e in server["downloads"]],
+        "degraded": [f"{' '.join(filter(None, (e['kind'], e['name'], e['version'])))}:"
+                     f" {e['reason']}" for e in server["degraded"]],
+    }  # fmt: skip
+    for what, found in told.items():
+        lines += [f"{what}: {each}" for each in found[:_MOST]]
+        lines += [f"{what}: {len(found)} in all, see headrace status"] if found[_MOST:] else []
     return [printable(line) for line in lines]
-
-
-def _first(what: str, found: Sequence[str]) -> list[str]:
-    """Lines of the first ones, and one with the number of all if there are more."""
-    lines = [f"{what}: {each}" for each in found[:_MOST]]
-    more = [f"{what}: {len(found)} in all, see headrace status"] if len(found) > _MOST else []
-    return lines + more
 
 
 def _columns(models: Sequence[Document]) -> list[TopColumn]:
@@ -222,34 +185,25 @@ def plain(title: str, now: Document) -> list[str]:
     return [*summary(title, now), "", *table(["MODEL", *heads], rows, right=" ".join(heads))]
 
 
-class TopView:
-    """The view by rich: as many models as the terminal has lines for, and how many more."""
+def drawn(title: str, now: Document, height: int) -> "Group":
+    """The view by rich: as many models as fit in `height` lines, and how many more."""
+    from rich.console import Group
+    from rich.table import Column, Table
+    from rich.text import Text
 
-    def __init__(self, title: str, now: Document) -> None:
-        self._title = title
-        self._now = now
-
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        from rich.table import Table
-        from rich.text import Text
-
-        above, models = summary(self._title, self._now), self._now["models"]
-        yield from (Text(line, no_wrap=True, overflow="ellipsis") for line in above)
-        yield Text()
-        columns = _columns(models)
-        grid = Table("MODEL", box=None, padding=(0, 2, 0, 0), pad_edge=False,
-                     header_style="reverse")  # fmt: skip
-        for column in columns:
-            grid.add_column(column.head, justify="right")
-        room = max(options.max_height - len(above) - 3, 1)
-        shown = models if len(models) <= room + 1 else models[:room]
-        for m in shown:
-            cells = [Text(c.text(c.value(m)), "b red not dim" if c.alarms(m) else "")
-                     for c in columns]  # fmt: skip
-            grid.add_row(Text(m["model"]), *cells, style="" if m["requests_per_second"] else "dim")
-        yield grid
-        if len(shown) < len(models):
-            yield Text(f"and {len(models) - len(shown)} more", "dim")
+    above, models, columns = summary(title, now), now["models"], _columns(now["models"])
+    heads = (Column(column.head, justify="right") for column in columns)
+    grid = Table("MODEL", *heads, box=None, padding=(0, 2, 0, 0), pad_edge=False,
+                 header_style="reverse")  # fmt: skip
+    room = max(height - len(above) - 3, 1)
+    shown = models if len(models) <= room + 1 else models[:room]
+    for m in shown:
+        values = [(column, column.value(m)) for column in columns]
+        cells = [Text(c.text(v), "b red not dim" if c.alarms(v) else "") for c, v in values]
+        grid.add_row(Text(m["model"]), *cells, style="" if m["requests_per_second"] else "dim")
+    rest = [Text(f"and {len(models) - len(shown)} more", "dim")] if len(shown) < len(models) else []
+    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in [*above, ""]]
+    return Group(*lines, grid, *rest)
 
 
 def _top(options: argparse.Namespace, server: "Client") -> int:
@@ -276,7 +230,7 @@ def _top(options: argparse.Namespace, server: "Client") -> int:
             elif screen is None:
                 print(*plain(title, now), sep="\n", flush=True)
             else:
-                screen.update(TopView(title, now), refresh=True)
+                screen.update(drawn(title, now, screen.console.height), refresh=True)
             if options.once or not (live or options.json):
                 return 0
     return 0
