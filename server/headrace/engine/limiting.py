@@ -6,7 +6,7 @@ from typing import Protocol
 from headrace.observability.statistics import Sourced
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import Problem
-from headrace.scheduling.batcher import InstanceGate
+from headrace.scheduling.gates import InstanceGate
 
 
 class VersionGate(InstanceGate, Protocol):

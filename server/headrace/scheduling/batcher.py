@@ -28,7 +28,6 @@ one. Of the lines with an idle instance, the one whose first call has waited lon
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -62,6 +61,7 @@ from headrace.scheduling.batch import (
     Unanswered,
 )
 from headrace.scheduling.batch_log import BatchLog, LoggedBatch, LoggedRequests
+from headrace.scheduling.gates import DelayGate, InstanceGate
 from headrace.scheduling.lending import JoinedCall, Lender, LentInstance, counts, taken
 from headrace.scheduling.overload import Overload
 from headrace.scheduling.policy import NO_POLICY, SchedulingPolicy
@@ -71,9 +71,6 @@ from headrace.scheduling.queue import LIGHT, MANY, RequestQueue
 log = logging.getLogger(__name__)
 _LENT_NS = 500_000_000  # between looks at instances that are lent
 _ALONE_NS = 200_000  # for calls that run one after the other in a tick of the event loop
-# Triton's variables by which tests determine batches: how many requests have to be there before the
-# first of them runs, and how many of sequences without a seat.
-DELAY, BACKLOG_DELAY = "TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 _REFUSED_AT_ONCE = 64  # for their delay, in one turn of the event loop
 _load = attrgetter("load")
 
@@ -109,79 +106,6 @@ class LoopClock:
     def at(self, when: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Run `callback` at `when`; a loop whose timers are coarser may be early, never lost."""
         return self._loop.call_later(max(when - monotonic_ns(), 0) / 1e9, callback)
-
-
-class InstanceGate(Protocol):
-    """A limit of the instances that may run, by what other versions' instances need as well.
-
-    Asked by a batcher while it flushes. Everything that is taken for an instance is given back by
-    `leave`, or by `decline`.
-    """
-
-    def enter(self, idle: Sequence[Instance]) -> Instance | None:
-        """Take what one of the idle instances needs; None if all have to wait.
-
-        Then `Batcher.wake` is called once one need not.
-        """
-
-    def leave(self, instance: Instance, again: bool) -> None:
-        """Give back what an instance has had for its batch; `again` if more calls wait."""
-
-    def decline(self, instance: Instance) -> None:
-        """Give back what was taken for an instance that gets no batch now."""
-
-    def rest(self, waits: bool) -> None:
-        """Give back what was not taken by the end of a flush; `waits` if calls still wait."""
-
-    def forget(self, instance: Instance) -> None:
-        """Expect no more batches for an instance, which was removed."""
-
-
-class DelayGate:
-    """A gate by which an instance first runs once `enough` is true of it, as tests of Triton want.
-
-    `inner` is a gate behind this one, if there is any.
-    """
-
-    def __init__(self, enough: Callable[[Instance], bool], inner: InstanceGate | None) -> None:
-        self._enough = enough
-        self._inner = inner
-        self._begun: set[Instance] = set()
-
-    def enter(self, idle: Sequence[Instance]) -> Instance | None:
-        """Implements `InstanceGate.enter`."""
-        able = [one for one in idle if one in self._begun or self._enough(one)]
-        self._begun.update(able)
-        return (
-            min(able, key=_load, default=None) if self._inner is None else self._inner.enter(able)
-        )
-
-    def leave(self, instance: Instance, again: bool) -> None:
-        """Implements `InstanceGate.leave`."""
-        if self._inner is not None:
-            self._inner.leave(instance, again)
-
-    def decline(self, instance: Instance) -> None:
-        """Implements `InstanceGate.decline`."""
-        if self._inner is not None:
-            self._inner.decline(instance)
-
-    def rest(self, waits: bool) -> None:
-        """Implements `InstanceGate.rest`."""
-        if self._inner is not None:
-            self._inner.rest(waits)
-
-    def forget(self, instance: Instance) -> None:
-        """Implements `InstanceGate.forget`."""
-        self._begun.discard(instance)
-        if self._inner is not None:
-            self._inner.forget(instance)
-
-
-def delay_in(variable: str) -> int:
-    """The number of calls in a variable of the environment such as `DELAY`; 0 if it has none."""
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else 0
 
 
 class Instances:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from headrace.scheduling.batch import Instance
-from headrace.scheduling.batcher import DELAY, Batcher
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.gates import DELAY
 from tests.scheduling.fakes import Bench
 from tests.support.grpc_client import GrpcClient
 from tests.support.held import write_held_model
