@@ -13,7 +13,7 @@ from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, ServerError
 from headrace.core.limits import Charge, uncharged
 from headrace.core.turns import PIECE_SECS
-from headrace.engine.workbench import Deferred, Workbench
+from headrace.engine.workbench import Deferred, Expected, Workbench
 from tests.support.scrape import until
 
 LONG = 64 << 20
@@ -359,3 +359,16 @@ async def test_a_cancelled_request_is_neither_submitted_nor_refused() -> None:
     bench.do(1, lambda charge: None, last.done, uncharged, None)
     await last.all.wait()
     assert (submitted, call.refused) == ([], [])
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_call_is_expected_until_it_is_submitted_or_cancelled(cancelled: bool) -> None:
+    bench, call, last = Workbench(), KeptCall(), Outcomes(1)
+    expected, submitted = list[int](), list[str]()
+    Expected(bench, 1, lambda charge: "done", submitted.append, call, expected.append)
+    assert expected == [1]
+    if cancelled:
+        call.cancel()
+    bench.do(1, lambda charge: None, last.done, uncharged, None)
+    await last.all.wait()
+    assert (expected, submitted) == ([1, -1], [] if cancelled else ["done"])

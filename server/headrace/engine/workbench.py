@@ -462,18 +462,36 @@ class Deferred(Job[T]):
             try:
                 submit(cast(T, result))
             except Exception as error:
-                _refuse(call, error)
+                refuse(call, error)
         elif problem is not None:
-            _refuse(call, problem)
+            refuse(call, problem)
         if call.owner is self:
             call.owner = NOBODY
         if after is not None:
             after()
 
 
-def _refuse(call: Call, error: Exception) -> None:
-    """Refuse a call whose decoding, or submission, has failed."""
+class Expected(Deferred[T]):
+    """A deferred call that the scheduler of its model expects until it is submitted."""
+
+    def __init__(
+        self, bench: Workbench, nbytes: int, work: Callable[[Charge], T],
+        submit: Callable[[T], None], call: Call, expect: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """`expect` announces one call more, or less; `work` charges nothing."""
+        self._expect = expect
+        expect(1)
+        super().__init__(bench, nbytes, work, submit, call, uncharged, partial(expect, -1))
+
+    def cancel(self, call: Call | None = None) -> None:
+        """Implements `Owner.cancel`."""
+        super().cancel(call)
+        self._expect(-1)
+
+
+def refuse(call: Call, error: Exception) -> None:
+    """Refuse a call whose decoding, or later submission, has failed."""
     if not isinstance(error, ServerError):
-        log.error("bug in a request that was decoded apart", exc_info=error)
+        log.error("bug in a request that was not submitted at once", exc_info=error)
         error = ExecutionFailed(INTERNAL_TEXT)
     call.pass_refusal(error.without_frames())

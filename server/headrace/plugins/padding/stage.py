@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 
 from headrace.core.call import Call, Done, InferResponse, Stage, Submit
-from headrace.core.limits import Charge, uncharged
+from headrace.core.limits import Charge
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor
 from headrace.engine.padding import PaddingParts
-from headrace.engine.workbench import Deferred
+from headrace.engine.workbench import Expected
 from headrace.plugins.padding.configuration import Misfit, read_dims
 from headrace.plugins.padding.decisions import (
     PaddedDim,
@@ -65,17 +65,14 @@ class BucketPadding:
 
 
 class _PaddedCall(Stage):
-    """The padding of one call. `_charged` bytes are charged, `_expected` is true while it is
-    announced to the scheduler.
-    """
+    """The padding of one call, for which `_charged` bytes are charged."""
 
-    __slots__ = ("_charged", "_expected", "_parts", "_sizes")
+    __slots__ = ("_charged", "_parts", "_sizes")
 
     def __init__(self, parts: PaddingParts, sizes: Sequence[PaddedSize]) -> None:
         self._parts = parts
         self._sizes = sizes
         self._charged = 0
-        self._expected = False
 
     def begin(self, submit: Submit, call: Call) -> None:
         """Pad the inputs and `submit` the call, at once or later; raises `ServerError`."""
@@ -90,14 +87,12 @@ class _PaddedCall(Stage):
             call.inputs = padded(sizes, call.inputs, rows)
             submit(call)
             return
-        parts.expect(1)
-        self._expected = True
         inputs = call.inputs
 
         def work(charge: Charge) -> dict[str, Tensor]:
             return padded(sizes, inputs, rows)
 
-        Deferred(parts.bench, nbytes, work, partial(self._go_on, submit, call), call, uncharged)
+        Expected(parts.bench, nbytes, work, partial(_go_on, submit, call), call, parts.expect)
 
     def transform(self, call: Call, response: InferResponse, final: bool, done: Done) -> None:
         """Cut the outputs that follow padded dimensions."""
@@ -107,15 +102,8 @@ class _PaddedCall(Stage):
         """Release what was charged."""
         charged, self._charged = self._charged, 0
         self._parts.account.count(-charged)
-        self._come()
 
-    def _go_on(self, submit: Submit, call: Call, inputs: dict[str, Tensor]) -> None:
-        call.inputs = inputs
-        submit(call)
-        self._come()
 
-    def _come(self) -> None:
-        """The call is no longer expected: it was queued, or has ended."""
-        if self._expected:
-            self._expected = False
-            self._parts.expect(-1)
+def _go_on(submit: Submit, call: Call, inputs: dict[str, Tensor]) -> None:
+    call.inputs = inputs
+    submit(call)
