@@ -30,7 +30,7 @@ from headrace.plugins.access.command import ACCESS
 from headrace.plugins.access.file import open_access
 from headrace.plugins.activator.command import ACTIVATOR
 from headrace.plugins.audit import audit_log
-from headrace.plugins.cache import response_cache
+from headrace.plugins.cache.flights import SharedCache
 from headrace.plugins.capture.commands.replay import REPLAY
 from headrace.plugins.capture.opening import open_capture
 from headrace.plugins.cuda_memory import opener
@@ -142,7 +142,7 @@ def test_our_own_parts_have_the_types_that_their_users_declare() -> None:
     found = {
         part(build.AUDIT)(audit_log),
         part(build.CAPTURE)(open_capture),
-        part(build.CACHE)(response_cache),
+        part(build.CACHE)(SharedCache),
         part(build.CUDA_MEMORY)(opener),
         part(handlers.EXPLAIN)(explain),
         part(padding.PADDING)(BucketPadding),

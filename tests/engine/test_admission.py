@@ -329,13 +329,10 @@ def admit(
     except Overloaded as error:
         return str(error)
     try:
-        if model.requests >= model.free_requests or model.bytes >= model.free_bytes:
-            model.check(payer)
+        model.admit(nbytes, payer)
     except Overloaded as error:
         admission.leave(nbytes)
         return str(error)
-    model.requests += 1
-    model.bytes += nbytes
     return ""
 
 

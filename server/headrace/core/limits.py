@@ -111,7 +111,8 @@ class ModelLoad:
     """Requests in flight of one model, all versions together, and their bytes.
 
     Unlimited here; `headrace.engine.admission` derives one that enforces the model's share. Below
-    `free_requests` and `free_bytes`, `check` need not be called.
+    `free_requests` and `free_bytes`, `check` need not be called. The batcher does by itself what
+    `admit` and `release` do, since each Python call counts there.
     """
 
     def __init__(self) -> None:
@@ -121,6 +122,18 @@ class ModelLoad:
 
     def check(self, payer: Payer | None) -> None:
         """Raise `Overloaded` if no further request of a client is admitted."""
+
+    def admit(self, nbytes: int, payer: Payer | None) -> None:
+        """Count a request; raises `Overloaded`."""
+        if self.requests >= self.free_requests or self.bytes >= self.free_bytes:
+            self.check(payer)
+        self.requests += 1
+        self.bytes += nbytes
+
+    def release(self, nbytes: int) -> None:
+        """Count a request no more."""
+        self.requests -= 1
+        self.bytes -= nbytes
 
 
 @dataclass(frozen=True, slots=True)

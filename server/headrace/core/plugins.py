@@ -105,7 +105,7 @@ PARTS: Mapping[str, str] = {
     "audit": "headrace.plugins.audit:audit_log",
     "beam": "headrace.plugins.beam:BeamHandler",
     "capture": "headrace.plugins.capture.opening:open_capture",
-    "cache": "headrace.plugins.cache:response_cache",
+    "cache": "headrace.plugins.cache.flights:SharedCache",
     "cuda_memory": "headrace.plugins.cuda_memory:opener",
     "explain": "headrace.plugins.explain.explaining:explain",
     "frontends": "headrace.plugins.frontends.supervisor:Supervisor",

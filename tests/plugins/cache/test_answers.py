@@ -8,7 +8,7 @@ import pytest
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.tensors import Array, Tensor
 from headrace.ipc.elements import object_array
-from headrace.plugins.cache.answers import AnswerHeads, FoundAnswer, KeptAnswers, packed
+from headrace.plugins.cache.answers import FoundAnswer, KeptAnswers, check, packed
 from headrace.plugins.cache.keys import PREFIX
 from tests.scheduling.fakes import FakeCall
 
@@ -20,7 +20,7 @@ def key(number: int, version: int = 0) -> bytes:
 
 
 def found(answer: bytes) -> FoundAnswer:
-    return FoundAnswer(answer, AnswerHeads().of(answer), FakeCall(), 0)
+    return FoundAnswer(answer, FakeCall(), 0)
 
 
 @pytest.mark.parametrize("datatype", list(Datatype))
@@ -34,7 +34,7 @@ def test_an_answer_comes_back_as_it_was(datatype: Datatype, shape: tuple[int, ..
         array = np.arange(count).astype(NUMPY[datatype]).reshape(shape)
     other = Tensor("OTHER", Datatype.INT8, np.ones(3, np.int8))
     answer = packed("7", 2, {"a": 1.5, "b": True}, [Tensor("OUT", datatype, array), other])
-    AnswerHeads().check(answer)
+    check(answer)
     back = found(answer)
     assert (back.version, back.rows, back.parameters) == ("7", 2, {"a": 1.5, "b": True})
     first, second = back.tensors
@@ -67,7 +67,7 @@ TEXT = packed("1", 1, {}, [Tensor("OUT", Datatype.BYTES, object_array([b"abc"], 
 )  # fmt: skip
 def test_malformed_answers_of_others_are_noticed(answer: bytes) -> None:
     with pytest.raises(Exception):  # noqa: B017, PT011
-        AnswerHeads().check(answer)
+        check(answer)
 
 
 def test_the_least_recently_used_answers_make_room() -> None:

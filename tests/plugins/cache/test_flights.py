@@ -16,7 +16,6 @@ from headrace.engine.caching import CachedParts
 from headrace.engine.chain import StageModel
 from headrace.engine.workbench import LARGE, Workbench
 from headrace.observability.statistics import CacheCounts
-from headrace.plugins.cache import response_cache
 from headrace.plugins.cache.flights import SharedCache
 from headrace.repository.model_files import Content
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy
@@ -47,7 +46,7 @@ class CacheBench(Bench):
         model: Model = double,
     ) -> None:
         super().__init__(policy, model=model)
-        self.cache: SharedCache = response_cache(CacheOptions(size))
+        self.cache = SharedCache(CacheOptions(size))
         self.counts = self.statistics.cache = CacheCounts(summaries=True)
         self.load = load or ModelLoad()
         self.follow()

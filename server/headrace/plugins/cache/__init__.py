@@ -4,11 +4,3 @@
 take, `redis.py` keeps them on a Redis server as well, and `flights.py` is the stage of a version:
 it answers calls, runs the model once for equal ones, and passes on what it has no answer for.
 """
-
-from headrace.core.cache_options import CacheOptions
-from headrace.plugins.cache.flights import SharedCache
-
-
-def response_cache(options: CacheOptions) -> SharedCache:
-    """The cache of an engine; raises `LoadFailed` if the library for its Redis is missing."""
-    return SharedCache(options)

@@ -9,7 +9,8 @@ once.
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import orjson
@@ -23,7 +24,6 @@ from headrace.plugins.cache.keys import PREFIX
 _SIZE = 4  # bytes of a head's size
 # Bytes that an answer takes beside its own: two objects, with places in a dictionary and a set.
 _EACH = 400
-_MOST_HEADS = 1024
 
 
 def packed(
@@ -40,57 +40,35 @@ def packed(
     return b"".join((len(head).to_bytes(_SIZE, "big"), head, *raws))
 
 
-class _TensorPlace(NamedTuple):
-    """The place of a tensor in an answer."""
-
-    name: str
-    datatype: Datatype
-    shape: tuple[int, ...]
-    start: int
-    end: int
+# A tensor in an answer: its name, datatype and shape, and where its bytes begin and end.
+_TensorPlace = tuple[str, Datatype, tuple[int, ...], int, int]
+_AnswerHead = tuple[str, int, dict[str, Parameter], list[_TensorPlace]]
 
 
-class _AnswerHead(NamedTuple):
-    version: str
-    rows: int
-    parameters: dict[str, Parameter]
-    places: Sequence[_TensorPlace]
-
-
-class AnswerHeads:
-    """The heads of answers, each parsed once."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, _AnswerHead] = {}
-
-    def of(self, answer: bytes) -> _AnswerHead:
-        """The head of an answer that was packed, or checked."""
-        end = _SIZE + int.from_bytes(answer[:_SIZE], "big")
-        text = answer[_SIZE:end]
-        head = self._known.get(text)
-        if head is None:
-            if len(self._known) >= _MOST_HEADS:
-                self._known.clear()
-            head = self._known[text] = _parsed(text, end)
-        return head
-
-    def check(self, answer: bytes) -> None:
-        """Check an answer that came from elsewhere; a malformed one raises any exception."""
-        head = self.of(answer)
-        end = 0
-        for name, datatype, shape, start, end in head.places:
-            Tensor.from_bytes(name, datatype, shape, answer[start:end])
-        if head.places and end != len(answer):
-            raise ValueError(f"{len(answer)} bytes instead of {end}")
-
-
+@lru_cache(1024)
 def _parsed(text: bytes, start: int) -> _AnswerHead:
     version, rows, parameters, tensors = orjson.loads(text)
     places = []
     for name, datatype, shape, size in tensors:
-        places.append(_TensorPlace(name, Datatype(datatype), tuple(shape), start, start + size))
+        places.append((name, Datatype(datatype), tuple(shape), start, start + size))
         start += size
-    return _AnswerHead(str(version), int(rows), dict(parameters), places)
+    return str(version), int(rows), dict(parameters), places
+
+
+def _head_of(answer: bytes) -> _AnswerHead:
+    """The version, rows, parameters and places of tensors of an answer that was packed."""
+    end = _SIZE + int.from_bytes(answer[:_SIZE], "big")
+    return _parsed(answer[_SIZE:end], end)
+
+
+def check(answer: bytes) -> None:
+    """Check an answer that came from elsewhere; a malformed one raises any exception."""
+    *_, places = _head_of(answer)
+    end = 0
+    for name, datatype, shape, start, end in places:
+        Tensor.from_bytes(name, datatype, shape, answer[start:end])
+    if places and end != len(answer):
+        raise ValueError(f"{len(answer)} bytes instead of {end}")
 
 
 class FoundAnswer:
@@ -104,10 +82,10 @@ class FoundAnswer:
         "version",
     )  # fmt: skip
 
-    def __init__(self, answer: bytes, head: _AnswerHead, call: Call, now: int) -> None:
+    def __init__(self, answer: bytes, call: Call, now: int) -> None:
         """Found at `now`, for a call and others like it."""
         self.calls = [call]
-        self.version, self.rows, self.parameters, places = head
+        self.version, self.rows, self.parameters, places = _head_of(answer)
         self.tensors: list[Tensor] = []
         for name, datatype, shape, start, end in places:
             array: Any
@@ -167,28 +145,25 @@ class KeptAnswers:
             return
         found = self._found
         if key in found:
-            self._remove(key, found.pop(key))
+            self._remove(key)
         found[key] = answer
         self._keys[key[:PREFIX]].add(key)
         self.nbytes += nbytes
         while self.nbytes > self.budget:
-            self._remove(*found.popitem(last=False))
+            self._remove(next(iter(found)))
             self.evictions += 1
 
     def drop(self, prefix: bytes, most: int) -> bool:
         """Remove up to so many answers of a version; returns whether there are more."""
         keys = self._keys.get(prefix, set())
         while keys and most:
-            key = next(iter(keys))
-            self._remove(key, self._found.pop(key))
+            self._remove(next(iter(keys)))
             most -= 1
         return bool(keys)
 
-    def _remove(self, key: bytes, answer: bytes) -> None:
-        """Uncount an answer that is gone."""
-        self.nbytes -= len(answer) + _EACH
-        prefix = key[:PREFIX]
-        keys = self._keys[prefix]
+    def _remove(self, key: bytes) -> None:
+        self.nbytes -= len(self._found.pop(key)) + _EACH
+        keys = self._keys[key[:PREFIX]]
         keys.discard(key)
         if not keys:
-            del self._keys[prefix]
+            del self._keys[key[:PREFIX]]

@@ -12,11 +12,12 @@ until its calls are answered, or passed on, unless its call may share it with no
 """
 
 import logging
+from asyncio import Task
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 from headrace.core.cache_options import CacheOptions
@@ -27,11 +28,11 @@ from headrace.core.tensors import new_tensor
 from headrace.core.texts import shown
 from headrace.engine.caching import OPT_OUT, CachedParts
 from headrace.engine.chain import StageModel
-from headrace.engine.workbench import LARGE, Job
+from headrace.engine.workbench import LARGE, Expected, Job, refuse
 from headrace.observability.statistics import Family, Sourced
-from headrace.plugins.cache.answers import AnswerHeads, FoundAnswer, KeptAnswers, packed
+from headrace.plugins.cache.answers import FoundAnswer, KeptAnswers, packed
 from headrace.plugins.cache.keys import Keys, salt_of
-from headrace.plugins.cache.redis import RedisAnswers, open_redis
+from headrace.plugins.cache.redis import RedisAnswers
 from headrace.protocol.status import INTERNAL_TEXT
 from headrace.repository.model_files import Content
 
@@ -41,19 +42,13 @@ _COPIED_HERE = 1 << 20  # bytes of an answer copied on the event loop
 _AT_ONCE = 1_000  # answers dropped in a turn of the event loop
 
 
-class _Work(Protocol):
-    """Work that goes on elsewhere."""
-
-    def cancel(self) -> object:
-        """Stop it; nothing is called when it ends."""
-
-
 class SharedCache:
     """The cache of an engine; a `ResponseCache`."""
 
     def __init__(self, options: CacheOptions) -> None:
+        """Raises `LoadFailed` if the library for its Redis is missing."""
         self.answers = KeptAnswers(options.size)
-        self.redis = None if options.redis is None else open_redis(options.redis)
+        self.redis = None if options.redis is None else RedisAnswers(options.redis)
         self._composed: WeakSet[CachedVersion] = WeakSet()
 
     def version(self, model: StageModel, content: Content, composed: bool) -> "CachedVersion":
@@ -101,8 +96,8 @@ _REDIS_FAILURES: Family[RedisAnswers] = Family(
 class CachedVersion(Owner):
     """The answers of one version; a `headrace.engine.caching.VersionCache`.
 
-    The owner of the calls that wait for one: in `waiting`, by their flight, or the job that
-    computes their key, or in `_found` until the end of the tick.
+    The owner of the calls that wait for one: in `waiting`, by their flight, or in `_found` until
+    the end of the tick.
     """
 
     parts: CachedParts  # set by `stage`
@@ -114,11 +109,10 @@ class CachedVersion(Owner):
         self.model = model
         self.headers: Sequence[str] = ()  # those of clients that answers depend on
         self.flights: dict[bytes, Flight] = {}
-        self.waiting: dict[Call, Flight | Job[bytes]] = {}
+        self.waiting: dict[Call, Flight] = {}
         self.closed = False
         self.answers, self.redis = answers, redis
         self._composed, self._keys = composed, keys
-        self._heads = AnswerHeads()
         self._found: list[tuple[Call, bytes]] = []
 
     def stage(self, parts: CachedParts, submit: Submit) -> Submit:
@@ -144,12 +138,8 @@ class CachedVersion(Owner):
 
     def cancel(self, call: Call) -> None:
         """Implements `Owner.cancel`."""
-        found = self.waiting.pop(call, None)
-        if isinstance(found, Flight):
-            found.leave(call)
-        elif found is not None:
-            found.cancel()
-            self.parts.expect(-1)
+        if (flight := self.waiting.pop(call, None)) is not None:
+            flight.leave(call)
 
     def _drop(self) -> None:
         if self.answers.drop(self._keys.prefix, _AT_ONCE):
@@ -175,31 +165,9 @@ class CachedVersion(Owner):
                 size += call.nbytes
         if size <= LARGE:
             self._begin(submit, call, keys.of(call, headers))
-            return
-        parts.expect(1)
-        self.waiting[call] = parts.bench.do(
-            size, lambda charge: keys.of(call, headers), partial(self._computed, submit, call),
-            uncharged, call.payer,
-        )  # fmt: skip
-        call.owner = self
-
-    def _computed(
-        self, submit: Submit, call: Call, key: bytes | None, problem: Exception | None
-    ) -> None:
-        """Go on with a large call, whose key was computed elsewhere."""
-        del self.waiting[call]
-        call.owner = NOBODY
-        try:
-            if key is None:
-                raise problem or ExecutionFailed(INTERNAL_TEXT)
-            self._begin(submit, call, key)
-        except ServerError as error:
-            call.pass_refusal(error.without_frames())
-        except Exception:
-            log.exception("bug while a request was looked for in the cache")
-            call.pass_refusal(ExecutionFailed(INTERNAL_TEXT))
-        finally:
-            self.parts.expect(-1)
+        else:
+            begin = partial(self._begin, submit, call)
+            Expected(parts.bench, size, lambda _: keys.of(call, headers), begin, call, parts.expect)
 
     def _begin(self, submit: Submit, call: Call, key: bytes) -> None:
         """Answer a call with this key, or let it fly; raises `ServerError`."""
@@ -239,14 +207,10 @@ class CachedVersion(Owner):
                 continue
             batch = made.get(id(answer))
             if batch is None:
-                batch = made[id(answer)] = self.found(answer, call, began)
+                batch = made[id(answer)] = FoundAnswer(answer, call, began)
             call.owner = NOBODY
             _deliver(call, batch.deliver, call)
             statistics.cache_hit(call.arrived, call.arrived, now())
-
-    def found(self, answer: bytes, call: Call, now: int) -> FoundAnswer:
-        """An answer that was found for a call, and others like it."""
-        return FoundAnswer(answer, self._heads.of(answer), call, now)
 
 
 def _wants(call: Call) -> bool:
@@ -274,7 +238,7 @@ class Flight(Call):
         self.calls = {asked: False}
         self._cache, self._submit, self._key = cache, submit, key
         self._running = False
-        self._work: _Work | None = None
+        self._work: Task[None] | Job[bytes] | None = None
         self._looked = 0  # nanoseconds that the search has taken
 
     def _ask_for(self, asked: Call) -> None:
@@ -316,22 +280,18 @@ class Flight(Call):
 
     def join(self, call: Call) -> None:
         """Let an equal call wait for the same answer; raises `Overloaded`."""
-        load = self._cache.parts.load
-        if load.requests >= load.free_requests or load.bytes >= load.free_bytes:
-            load.check(call.payer)
-        load.requests += 1
-        load.bytes += call.nbytes
+        self._cache.parts.load.admit(call.nbytes, call.payer)
         self.calls[call] = True
 
     def leave(self, call: Call) -> None:
         """Let a cancelled call go: the last one takes the flight with it."""
         parts, work = self._cache.parts, self._work
         if self.calls.pop(call):
-            self._uncount(call)
+            parts.load.release(call.nbytes)
         elif self.calls:  # the run is the next one's
             heir = next(iter(self.calls))
             self.calls[heir] = False
-            self._uncount(heir)
+            parts.load.release(heir.nbytes)
             if not self._running:
                 self._ask_for(heir)
         running = self._running
@@ -356,13 +316,8 @@ class Flight(Call):
         for call, counted in calls.items():
             cache.waiting.pop(call, None)
             if counted:
-                self._uncount(call)
+                cache.parts.load.release(call.nbytes)
         return calls
-
-    def _uncount(self, call: Call) -> None:
-        load = self._cache.parts.load
-        load.requests -= 1
-        load.bytes -= call.nbytes
 
     # --- from Redis
 
@@ -374,23 +329,16 @@ class Flight(Call):
             if not cache.closed:
                 cache.answers.put(self._key, answer)
             now = parts.clock.now()
-            found = cache.found(answer, self.asked, now)
+            found = FoundAnswer(answer, self.asked, now)
             for call in self.end():
                 _deliver(call, found.deliver, call)
                 parts.statistics.cache_hit(call.arrived, call.arrived, now)
         else:
-            refusal: ServerError | None = None
             try:
                 self._run()
-            except ServerError as error:
-                refusal = error
-            except Exception:
-                log.exception("bug while a request that is not in the cache was submitted")
-                refusal = ExecutionFailed(INTERNAL_TEXT)
-            if refusal is not None:
+            except Exception as error:
                 for call in self.end():
-                    _deliver(call, call.pass_refusal, refusal)
-                del refusal  # it refers to this frame
+                    _deliver(call, refuse, call, error)
         parts.expect(-1)
 
     # --- from the run
@@ -426,15 +374,16 @@ class Flight(Call):
                 _deliver(call, call.pass_response, batch.response(call), True)
 
     def respond(self, response: InferResponse, final: bool) -> None:
+        kept = response.model_version, self.rows, response.parameters, response.outputs
         if response.nbytes <= _COPIED_HERE:
-            self._copied(response, _packed(response, self), None)
+            self._copied(response, packed(*kept), None)
             return
         # Before others get it: a caller in this process may write to its arrays.
         parts = self._cache.parts
         parts.expect(1)
         self._work = parts.bench.do(
-            response.nbytes, lambda charge: _packed(response, self),
-            partial(self._copied, response), uncharged, self.payer,
+            response.nbytes, lambda charge: packed(*kept), partial(self._copied, response),
+            uncharged, self.payer,
         )  # fmt: skip
 
     def _copied(
@@ -494,11 +443,6 @@ class Flight(Call):
         now = self._cache.parts.clock.now()
         self._cache.parts.statistics.cache_hit(call.arrived, now, now)
         call.arrived = min(call.arrived, started)  # for its timing
-
-
-def _packed(response: InferResponse, run: Call) -> bytes:
-    """The answer to the requests of a run that get this response."""
-    return packed(response.model_version, run.rows, response.parameters, response.outputs)
 
 
 def _deliver(call: Call, answer: Callable[..., None], *given: Any) -> None:

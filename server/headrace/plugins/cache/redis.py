@@ -9,14 +9,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from importlib.util import find_spec
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.core.cache_options import RedisOptions
 from headrace.core.errors import LoadFailed
-from headrace.plugins.cache.answers import AnswerHeads
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+from headrace.plugins.cache.answers import check
 
 log = logging.getLogger(__name__)
 
@@ -26,33 +23,27 @@ _CONNECTIONS = 16
 _MOST_WRITING = 64 << 20  # bytes of answers that wait to be written; others are not
 
 
-def open_redis(options: RedisOptions) -> "RedisAnswers":
-    """The answers on a server, which need not be there; raises `LoadFailed` without the library."""
-    if find_spec("redis") is None:
-        raise LoadFailed("--cache-config redis needs its client: pip install 'headrace[redis]'")
-    from redis.asyncio import BlockingConnectionPool, Redis, SSLConnection
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-
-    secs = options.timeout_ms / 1000
-    kind: dict[str, Any] = {"connection_class": SSLConnection} if options.tls else {}
-    pool = BlockingConnectionPool(
-        max_connections=_CONNECTIONS, timeout=secs, host=options.host, port=options.port,
-        username=options.user or None, password=options.password or None, db=options.db,
-        socket_timeout=secs, socket_connect_timeout=secs, retry=Retry(NoBackoff(), 0),
-        **kind,
-    )  # fmt: skip
-    return RedisAnswers(options, Redis(connection_pool=pool))
-
-
 class RedisAnswers:
     """Looks answers up and writes them, by tasks of the event loop. `failures` counts both."""
 
-    def __init__(self, options: RedisOptions, client: "Redis") -> None:
+    def __init__(self, options: RedisOptions) -> None:
+        """The server need not be there; raises `LoadFailed` without the library."""
+        if find_spec("redis") is None:
+            raise LoadFailed("--cache-config redis needs its client: pip install 'headrace[redis]'")
+        from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        secs = self._secs = options.timeout_ms / 1000
+        pool = BlockingConnectionPool(
+            max_connections=_CONNECTIONS, timeout=secs, host=options.host, port=options.port,
+            username=options.user or None, password=options.password or None, db=options.db,
+            socket_timeout=secs, socket_connect_timeout=secs, retry=Retry(NoBackoff(), 0),
+            connection_class=SSLConnection if options.tls else Connection,
+        )  # fmt: skip
         self.failures = 0
-        self._heads = AnswerHeads()
         self._options = options
-        self._client = client
+        self._client = Redis(connection_pool=pool)
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = 0  # bytes
         self._paused_until = 0.0
@@ -90,7 +81,7 @@ class RedisAnswers:
         answer: bytes | None = await self._tried(self._client.get(_PREFIX + key.hex()))
         if answer is not None:
             try:
-                self._heads.check(answer)
+                check(answer)
             except Exception as error:  # others write there, too
                 self.failures += 1
                 log.error("an answer on Redis is malformed: %r", error)
@@ -109,7 +100,7 @@ class RedisAnswers:
         from redis.exceptions import RedisError
 
         try:
-            async with asyncio.timeout(self._options.timeout_ms / 1000):
+            async with asyncio.timeout(self._secs):
                 result = await command
         except (RedisError, OSError) as error:
             self.failures += 1

@@ -71,14 +71,10 @@ class EnsembleScheduler:
 
     def submit(self, call: Call, target: object = None) -> None:
         """Begin a call that has been checked, with its rows; raises `ServerError`."""
-        load = self._load
-        if load.requests >= load.free_requests or load.bytes >= load.free_bytes:
-            load.check(call.payer)
+        self._load.admit(call.nbytes, call.payer)
         call.arrived = call.began = monotonic_ns()
         call.level, call.run_number = 1, 0
         call.key = call.deadline = call.outcome = None
-        load.requests += 1
-        load.bytes += call.nbytes
         run = EnsembleRun(self, call)
         call.owner = call.execution = run
         self._runs.add(run)
@@ -104,8 +100,7 @@ class EnsembleScheduler:
     def ended(self, run: "EnsembleRun") -> None:
         """Forget a call that has ended, before it is answered."""
         self._runs.discard(run)
-        self._load.requests -= 1
-        self._load.bytes -= run.call.nbytes
+        self._load.release(run.call.nbytes)
         if self._on_drained:
             self.soon(self._check_drained)
 
