@@ -1,32 +1,24 @@
 """The backend of ensembles: models without files, whose steps run other models."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from headrace.core.errors import Contradiction, ServerError, Unavailable
+from headrace.core.errors import ServerError, Unavailable
 from headrace.core.limits import ModelLoad
 from headrace.core.model_spec import LoadSpec, Used
 from headrace.core.signature import Signature
-from headrace.core.tensors import Array
 from headrace.observability.statistics import VersionStatistics
 from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.choice import AutoChoice, InstanceKind
 from headrace.placement.loaded import ModelTraits, Servable
 from headrace.placement.placement import ModelServices, PlacedInstance, Placement, Surroundings
 from headrace.placement.warming import Sample
-from headrace.plugins.ensembles.graph import (
-    Graph,
-    graph_problems,
-    make_graph,
-    read_steps,
-    use_problems,
-)
+from headrace.plugins.ensembles.graph import Graph, make_graph, use_problems, used_models
 from headrace.plugins.ensembles.scheduler import EnsembleScheduler
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.reading import signature
 from headrace.scheduling.scheduler import Scheduler
 
-_NOT_FOR = ("instance_group", "optimization", "model_warmup")  # settings of models that run
 _MOST_AT_ONCE = 1 << 20
 
 
@@ -52,16 +44,7 @@ class EnsembleBackend(Backend):
 
     def uses(self, config: ModelConfig) -> Collection[Used]:
         """The models of the steps; raises `Contradiction` for a graph that cannot run."""
-        steps = read_steps(config)
-        problems = [
-            (name, f"{name} should not be specified for an ensemble, which runs nothing itself")
-            for name in _NOT_FOR
-            if _is_set(config, name)
-        ]
-        problems += graph_problems(config, steps)
-        if problems:
-            raise Contradiction(problems)
-        return [step.used for step in steps]
+        return used_models(config)
 
     def use_problems(
         self, config: ModelConfig, used: Mapping[Used, Signature]
@@ -71,10 +54,6 @@ class EnsembleBackend(Backend):
     def load(self, spec: LoadSpec) -> "EnsembleModel":
         """The ensemble itself has nothing to load: its models were loaded before."""
         return EnsembleModel(spec.used)
-
-
-def _is_set(config: ModelConfig, name: str) -> bool:
-    return any(descriptor.name == name for descriptor, _ in config.ListFields())
 
 
 class EnsembleModel(Servable):
@@ -97,12 +76,9 @@ class EnsembleModel(Servable):
         return result
 
     def begin(
-        self,
-        config: ModelConfig,
-        signature: Signature,
-        batches: bool,
+        self, config: ModelConfig, signature: Signature, batches: bool,
         host: ModelServices | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Make the graph."""
         self.graph = make_graph(config, replace(signature, any_rows=False), self._used)
 
@@ -154,13 +130,7 @@ class EnsemblePlacement(Placement):
         soon = self._version.loop.call_soon
         return EnsembleScheduler(self._graph, version, self._version.host, soon, statistics, load)
 
-    def add(
-        self,
-        name: str,
-        model: object,
-        kind: InstanceKind | AutoChoice,
-        place: Callable[[int], Array | None] | None = None,
-    ) -> None:
+    def add(self, *instance: object, **more: object) -> None:
         """Do nothing: there is one instance."""
 
     def remove(self, name: str) -> None:

@@ -9,11 +9,12 @@ responses. A domain is the tuple of these steps, outermost first; () is that of 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
+from headrace.core.errors import Contradiction
 from headrace.core.model_spec import Used
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, quoted
 from headrace.core.tensors import Tensor, TensorArray, brackets, new_tensor
@@ -21,7 +22,7 @@ from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 Problem = tuple[str, str]  # a field of the configuration, and what is wrong with it
 Domain = tuple[int, ...]
-_STEP = "ensemble_scheduling.step[{}]"
+_NOT_FOR = {"instance_group", "optimization", "model_warmup"}  # settings of models that run
 _APART = "decoupled models, whose responses do not belong to each other"
 
 
@@ -48,13 +49,18 @@ class EnsembleStep:
         """The step in messages and metrics."""
         return f"{self.number}:{self.model}"
 
+    @property
+    def path(self) -> str:
+        """The field of the configuration that describes the step."""
+        return f"ensemble_scheduling.step[{self.number}]"
+
     def input_path(self, name: str) -> str:
         """The field that maps an input."""
-        return f"{_STEP.format(self.number)}.input_map['{name}']"
+        return f"{self.path}.input_map['{name}']"
 
     def output_path(self, name: str) -> str:
         """The field that maps an output."""
-        return f"{_STEP.format(self.number)}.output_map['{name}']"
+        return f"{self.path}.output_map['{name}']"
 
 
 def read_steps(config: ModelConfig) -> list[EnsembleStep]:
@@ -68,21 +74,30 @@ def read_steps(config: ModelConfig) -> list[EnsembleStep]:
     ]  # fmt: skip
 
 
-def graph_problems(config: ModelConfig, steps: Sequence[EnsembleStep]) -> Iterator[Problem]:
+def used_models(config: ModelConfig) -> list[Used]:
+    """The models of the steps; raises `Contradiction` for a graph that cannot run."""
+    steps = read_steps(config)
+    if problems := list(_graph_problems(config, steps)):
+        raise Contradiction(problems)
+    return [step.used for step in steps]
+
+
+def _graph_problems(config: ModelConfig, steps: Sequence[EnsembleStep]) -> Iterator[Problem]:
     """Problems of the graph alone: what is not named, produced or used, or goes in a circle."""
+    for name in sorted(_NOT_FOR & {one.name for one, _ in config.ListFields()}):
+        yield name, f"{name} should not be specified for an ensemble, which runs nothing itself"
     if not steps:
         yield "ensemble_scheduling", "an ensemble needs at least one step"
         return
     if not config.input or not config.output:
         yield "ensemble_scheduling", "an ensemble declares each input and output itself"
     for step in steps:
-        path = _STEP.format(step.number)
         if not step.model:
-            yield f"{path}.model_name", "every step must name its model"
+            yield f"{step.path}.model_name", "every step must name its model"
         if not step.inputs:
-            yield f"{path}.input_map", "every step must map an input"
+            yield f"{step.path}.input_map", "every step must map an input"
         if not step.outputs:
-            yield f"{path}.output_map", "every step must map an output"
+            yield f"{step.path}.output_map", "every step must map an output"
     inputs = {tensor.name for tensor in config.input}
     producers: dict[str, str] = {}
     for step in steps:
@@ -110,19 +125,11 @@ def graph_problems(config: ModelConfig, steps: Sequence[EnsembleStep]) -> Iterat
     for tensor, path in producers.items():
         if tensor not in consumed | wanted:
             yield path, f"tensor '{tensor}' is used by no step, and is no output: leave it out"
-    if circle := _circle(steps):
-        way = " -> ".join(f"{step.number} ({step.model})" for step in circle)
-        yield "ensemble_scheduling.step", f"the steps wait for each other: {way}"
-
-
-def _circle(steps: Sequence[EnsembleStep]) -> list[EnsembleStep]:
-    """Steps of which each needs a tensor of the one before; [] if there are none."""
-    sorter: TopologicalSorter[int] = TopologicalSorter(predecessors(steps))
     try:
-        sorter.prepare()
+        TopologicalSorter(predecessors(steps)).prepare()
     except CycleError as error:
-        return [steps[number] for number in error.args[1]]
-    return []
+        way = " -> ".join(f"{number} ({steps[number].model})" for number in error.args[1])
+        yield "ensemble_scheduling.step", f"the steps wait for each other: {way}"
 
 
 def predecessors(steps: Sequence[EnsembleStep]) -> dict[int, set[int]]:
@@ -191,15 +198,16 @@ class Plan:
 class Graph:
     """The checked graph of an ensemble, for its requests.
 
-    `domains` are those in which the steps run. `fits` are the changes of shape, by step and input,
-    and by output of the ensemble, under the step number -1. `counts` are the numbers of outputs of
-    the steps' models.
+    `domains` are those in which the steps run, `tensor_domains` those of all tensors but the
+    ensemble's inputs. `fits` are the changes of shape, by step and input, and by output of the
+    ensemble, under the step number -1. `counts` are the numbers of outputs of the steps' models.
     """
 
     signature: Signature
     steps: Sequence[EnsembleStep]
     most: int  # calls of one step at a time, for one request; 0 for any number
     domains: Sequence[Domain]
+    tensor_domains: Mapping[str, Domain]
     decoupled: frozenset[int]
     fits: Mapping[tuple[int, str], Fit]
     counts: Sequence[int]
@@ -215,8 +223,7 @@ class Graph:
         all_names = tuple(self.signature.names)
         names = tuple(name for name in all_names if name in outputs) or all_names
         makers = _makers(self.steps)
-        ends = [makers[name] for name in names]
-        needed, left = set[int](), list(ends)
+        needed, left = set[int](), [makers[name] for name in names]
         while left:
             if (number := left.pop()) not in needed:
                 needed.add(number)
@@ -226,14 +233,14 @@ class Graph:
         for number in sorted(needed):
             for tensor in dict.fromkeys(self.steps[number].inputs.values()):
                 consumers[tensor] = (*consumers.get(tensor, ()), number)
-        found = (_domain_after(self.domains, self.decoupled, number) for number in ends)
+        domain = max((self.tensor_domains[name] for name in names), key=len)
         wanted: dict[int, tuple[str, ...]] = {}
         for number in needed:
             outputs_of = self.steps[number].outputs.items()
             asked = tuple(name for name, t in outputs_of if t in consumers or t in names)
             wanted[number] = () if len(asked) == self.counts[number] else asked
         sizes = Counter(self.domains[number] for number in needed)
-        return Plan(names, consumers, max(found, key=len), sizes, wanted)
+        return Plan(names, consumers, domain, sizes, wanted)
 
     def fitted(self, number: int, name: str, tensor: Tensor) -> Tensor:
         """A tensor under the name, and in the shape, of what consumes it."""
@@ -263,25 +270,22 @@ def use_problems(
         return
     for _, path, source, target in _edges(signature, steps, used):
         yield from _edge_problems(path, source, target)
-    decoupled = _decoupled(steps, used)
-    domains, joined = _domains(steps, decoupled)
-    for number in joined:
-        text = f"the step of model '{steps[number].model}' needs tensors of different"
-        yield _STEP.format(number), f"{text} {_APART}"
+    domains, of_tensors = _domains(steps, _decoupled(steps, used))
+    joined = [
+        step for step in steps if _apart(domains[step.number], of_tensors, step.inputs.values())
+    ]
+    for step in joined:
+        yield step.path, f"the step of model '{step.model}' needs tensors of different {_APART}"
     if not joined:
-        makers = _makers(steps)
-        ends = [_domain_after(domains, decoupled, makers[name]) for name in signature.names]
-        longest = max(ends, key=len)
-        for name, end in zip(signature.names, ends, strict=True):
-            if longest[: len(end)] != end:
-                yield "output", f"'{name}' and another output come from different {_APART}"
+        longest = max((of_tensors[name] for name in signature.names), key=len)
+        for name in _apart(longest, of_tensors, signature.names):
+            yield "output", f"'{name}' and another output come from different {_APART}"
 
 
 def make_graph(config: ModelConfig, signature: Signature, used: Mapping[Used, Signature]) -> Graph:
     """The graph of a configuration without problems."""
     steps = read_steps(config)
     decoupled = _decoupled(steps, used)
-    domains, _ = _domains(steps, decoupled)
     found = {
         key: Fit(source.batches, target.batches, target.dims)
         for key, _, source, target in _edges(signature, steps, used)
@@ -289,7 +293,7 @@ def make_graph(config: ModelConfig, signature: Signature, used: Mapping[Used, Si
     }
     most = config.ensemble_scheduling.max_inflight_requests
     counts = [len(used[step.used].outputs) for step in steps]
-    return Graph(signature, steps, most, domains, decoupled, found, counts)
+    return Graph(signature, steps, most, *_domains(steps, decoupled), decoupled, found, counts)
 
 
 def _step_problems(step: EnsembleStep, model: Signature) -> Iterator[Problem]:
@@ -305,44 +309,38 @@ def _step_problems(step: EnsembleStep, model: Signature) -> Iterator[Problem]:
     for name, spec in inputs.items():
         if not spec.optional and name not in step.inputs:
             text = f"model '{step.model}' needs its input '{name}', which is not mapped"
-            yield f"{_STEP.format(step.number)}.input_map", text
-
-
-def _sources(
-    signature: Signature, steps: Sequence[EnsembleStep], used: Mapping[Used, Signature]
-) -> dict[str, EdgeEnd]:
-    """The producer of each tensor, by the tensor's name."""
-    found = {
-        spec.name: EdgeEnd(
-            f"input '{spec.name}' of the ensemble", spec, spec.model_dims, signature.batches,
-        )
-        for spec in signature.inputs
-    }  # fmt: skip
-    for step in steps:
-        model = used[step.used]
-        for spec in model.outputs:
-            if (tensor := step.outputs.get(spec.name)) is not None:
-                who = f"output '{spec.name}' of model '{step.model}' (step {step.number})"
-                found[tensor] = EdgeEnd(who, spec, spec.dims, model.batches)
-    return found
+            yield f"{step.path}.input_map", text
 
 
 def _edges(
     signature: Signature, steps: Sequence[EnsembleStep], used: Mapping[Used, Signature]
 ) -> Iterator[tuple[tuple[int, str], str, EdgeEnd, EdgeEnd]]:
     """Every edge with its place, as in `Graph.fits`, and the field that makes it."""
-    sources = _sources(signature, steps, used)
+    sources = {spec.name: _end("input", spec, signature) for spec in signature.inputs}
+    for step in steps:
+        model = used[step.used]
+        for spec in model.outputs:
+            if (tensor := step.outputs.get(spec.name)) is not None:
+                sources[tensor] = _end("output", spec, model, step)
     for step in steps:
         model = used[step.used]
         for name, tensor in step.inputs.items():
-            spec = model.input(name)
-            who = f"input '{name}' of model '{step.model}' (step {step.number})"
-            target = EdgeEnd(who, spec, spec.dims, model.batches)
+            target = _end("input", model.input(name), model, step)
             yield (step.number, name), step.input_path(name), sources[tensor], target
     for index, spec in enumerate(signature.outputs):
-        who = f"output '{spec.name}' of the ensemble"
-        target = EdgeEnd(who, spec, spec.model_dims, signature.batches)
+        target = _end("output", spec, signature)
         yield (-1, spec.name), f"output[{index}]", sources[spec.name], target
+
+
+def _end(
+    kind: str, spec: TensorSpec, owner: Signature, step: EnsembleStep | None = None
+) -> EdgeEnd:
+    """The end of an edge at a tensor of a step's model, or of the ensemble itself."""
+    if step is None:
+        who, dims = "the ensemble", spec.model_dims
+    else:
+        who, dims = f"model '{step.model}' (step {step.number})", spec.dims
+    return EdgeEnd(f"{kind} '{spec.name}' of {who}", spec, dims, owner.batches)
 
 
 def _edge_problems(path: str, source: EdgeEnd, target: EdgeEnd) -> Iterator[Problem]:
@@ -371,21 +369,20 @@ def _decoupled(steps: Sequence[EnsembleStep], used: Mapping[Used, Signature]) ->
 
 def _domains(
     steps: Sequence[EnsembleStep], decoupled: frozenset[int]
-) -> tuple[list[Domain], list[int]]:
-    """The domain of each step, and the steps that join tensors of different ones."""
-    before = predecessors(steps)
+) -> tuple[list[Domain], dict[str, Domain]]:
+    """The domain of each step, the longest one of its inputs; and of each tensor of a step."""
     domains: list[Domain] = [()] * len(steps)
-    joined: list[int] = []
-    for number in TopologicalSorter(before).static_order():
-        found = [_domain_after(domains, decoupled, n) for n in before[number]]
-        longest = max(found, key=len, default=())
-        if any(longest[: len(domain)] != domain for domain in found):
-            joined.append(number)
-        domains[number] = longest
-    return domains, joined
+    of_tensors: dict[str, Domain] = {}
+    for number in TopologicalSorter(predecessors(steps)).static_order():
+        step = steps[number]
+        found = (of_tensors.get(tensor, ()) for tensor in step.inputs.values())
+        domain = domains[number] = max(found, key=len, default=())
+        after = (*domain, number) if number in decoupled else domain
+        of_tensors.update(dict.fromkeys(step.outputs.values(), after))
+    return domains, of_tensors
 
 
-def _domain_after(domains: Sequence[Domain], decoupled: frozenset[int], number: int) -> Domain:
-    """The domain of a step's outputs."""
-    domain = domains[number]
-    return (*domain, number) if number in decoupled else domain
+def _apart(domain: Domain, of_tensors: Mapping[str, Domain], names: Iterable[str]) -> list[str]:
+    """The tensors, of some, that steps in a domain do not see."""
+    found = {name: of_tensors.get(name, ()) for name in names}
+    return [name for name, own in found.items() if domain[: len(own)] != own]

@@ -13,15 +13,7 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from time import monotonic_ns
 
-from headrace.core.call import (
-    NO_OPTIONS,
-    NOBODY,
-    Call,
-    CallOptions,
-    InferResponse,
-    Owner,
-    new_timing,
-)
+from headrace.core.call import NO_OPTIONS, NOBODY, Call, InferResponse, Owner, new_timing
 from headrace.core.errors import Cancelled, ExecutionFailed, QueueTimeout, ServerError, is_fault
 from headrace.core.limits import ModelLoad, Payer
 from headrace.core.tensors import Tensor
@@ -116,10 +108,18 @@ class StepCall(Call):
 
     __slots__ = ("begun", "run", "start", "times")
 
-    def __init__(
-        self, run: "EnsembleRun", start: Start, outputs: tuple[str, ...], options: CallOptions
-    ) -> None:
-        request, step = run.call, start.step
+    def __init__(self, run: "EnsembleRun", start: Start, outputs: tuple[str, ...]) -> None:
+        """Raises `QueueTimeout` if nothing is left of the request's time-out."""
+        request, step, options = run.call, start.step, run.call.options
+        if options is not NO_OPTIONS:
+            left = options.timeout
+            if left:
+                left -= (monotonic_ns() - request.arrived) // 1_000
+                if left <= 0:
+                    raise QueueTimeout("Request timeout expired")
+            options = options._replace(
+                timeout=left, classes=None, shared=None, raw=None, table=False
+            )
         super().__init__(
             step.model, step.version, request.id, start.tensors, outputs,
             dict(request.parameters), options,  # stages take theirs out of them
@@ -180,12 +180,8 @@ class EnsembleRun(Owner):
         try:
             self._go(self._progress.begin(self.call.inputs))
         except ServerError as error:
-            told = self._end_failed(error)
             self._let_go()
-            try:
-                raise told from None
-            finally:
-                del told  # it refers to this frame
+            raise self._end_failed(error) from None
         if self._early:
             self.scheduler.soon(self._pass_early)
         else:
@@ -261,11 +257,8 @@ class EnsembleRun(Owner):
             self._let_go()
 
     def _start(self, start: Start) -> None:
-        options = self.call.options
-        if options is not NO_OPTIONS:
-            options = self._passed_on(options)
         progress, number = self._progress, start.step.number
-        call = StepCall(self, start, progress.plan.wanted[number], options)
+        call = StepCall(self, start, progress.plan.wanted[number])
         self.calls.add(call)
         try:
             self.scheduler.submit_step(call, False)
@@ -277,15 +270,6 @@ class EnsembleRun(Owner):
             raise ExecutionFailed(INTERNAL_TEXT) from error
         if number in self.scheduler.graph.decoupled and (self._held or progress.throttled):
             call.hold(True)
-
-    def _passed_on(self, options: CallOptions) -> CallOptions:
-        """The wishes of the request that concern its steps, with what is left of its time-out."""
-        left = options.timeout
-        if left:
-            left -= (monotonic_ns() - self.call.arrived) // 1_000
-            if left <= 0:
-                raise QueueTimeout("Request timeout expired")
-        return options._replace(timeout=left, classes=None, shared=None, raw=None, table=False)
 
     def _hold_steps(self) -> None:
         held = self._held or self._progress.throttled
