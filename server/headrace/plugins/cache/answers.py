@@ -77,11 +77,6 @@ class FoundAnswer:
     Nobody can write to its tensors, which have the memory of the answer.
     """
 
-    __slots__ = (
-        "calls", "compute_ns", "encoded", "gather_ns", "parameters", "rows", "started", "tensors",
-        "version",
-    )  # fmt: skip
-
     def __init__(self, answer: bytes, call: Call, now: int) -> None:
         """Found at `now`, for a call and others like it."""
         self.calls = [call]

@@ -225,9 +225,9 @@ class Flight(Call):
     """Equal calls that wait for one answer, from Redis or of a run of the model, which it is.
 
     While it looks on Redis, or copies a large answer, `_work` is what can be cancelled, and the
-    scheduler expects a call; in between it is `_running`. `calls` are in order, with whether they
-    have joined: those are counted among the model's requests in flight, and as hits. The other one
-    is the first, and in both the run's. Client information is that of the call that `asked`.
+    scheduler expects a call; in between it is `_running`. Of the `calls`, in order, the first has
+    the run, which the scheduler counts. The others have joined: they are counted here, among the
+    model's requests in flight, and as hits. Client information is that of the call that `asked`.
     """
 
     __slots__ = ("_cache", "_key", "_looked", "_running", "_submit", "_work", "asked", "calls")
@@ -235,7 +235,7 @@ class Flight(Call):
     def __init__(self, cache: CachedVersion, submit: Submit, key: bytes, asked: Call) -> None:
         """`submit` is the next stage's."""
         self._ask_for(asked)
-        self.calls = {asked: False}
+        self.calls = {asked: None}
         self._cache, self._submit, self._key = cache, submit, key
         self._running = False
         self._work: Task[None] | Job[bytes] | None = None
@@ -281,42 +281,39 @@ class Flight(Call):
     def join(self, call: Call) -> None:
         """Let an equal call wait for the same answer; raises `Overloaded`."""
         self._cache.parts.load.admit(call.nbytes, call.payer)
-        self.calls[call] = True
+        self.calls[call] = None
 
     def leave(self, call: Call) -> None:
         """Let a cancelled call go: the last one takes the flight with it."""
-        parts, work = self._cache.parts, self._work
-        if self.calls.pop(call):
-            parts.load.release(call.nbytes)
-        elif self.calls:  # the run is the next one's
-            heir = next(iter(self.calls))
-            self.calls[heir] = False
-            parts.load.release(heir.nbytes)
-            if not self._running:
-                self._ask_for(heir)
-        running = self._running
+        parts, running, first = self._cache.parts, self._running, next(iter(self.calls))
+        del self.calls[call]
         if self.calls or not running:
-            passed = parts.clock.now() - call.arrived
-            parts.statistics.request_failed("CANCELED", passed)
+            parts.statistics.request_failed("CANCELED", parts.clock.now() - call.arrived)
         if self.calls:
+            if call is first:  # the run is the next one's
+                call = next(iter(self.calls))
+                if not running:
+                    self._ask_for(call)
+            parts.load.release(call.nbytes)
             return
         self.end()
-        if work is not None:
-            work.cancel()
+        if self._work is not None:
+            self._work.cancel()
             parts.expect(-1)
         elif running:
             self.cancel()
 
-    def end(self) -> dict[Call, bool]:
+    def end(self) -> list[Call]:
         """Take the calls; no others join."""
         cache = self._cache
         if cache.flights.get(self._key) is self:
             del cache.flights[self._key]
-        calls, self.calls = self.calls, {}
-        for call, counted in calls.items():
+        calls = list(self.calls)
+        self.calls.clear()
+        for call in calls:
             cache.waiting.pop(call, None)
-            if counted:
-                cache.parts.load.release(call.nbytes)
+        for call in calls[1:]:
+            cache.parts.load.release(call.nbytes)
         return calls
 
     # --- from Redis
@@ -361,9 +358,9 @@ class Flight(Call):
             self.respond(batch.response(self), True)
             return
         self._keep(packed(batch.version, self.rows, {}, outputs))
-        for call, joined in self.end().items():
+        for place, call in enumerate(self.end()):
             call.first = self.first
-            if joined:
+            if place:
                 self._note(call, batch.started)
             if call.stages is None:
                 try:  # as `_deliver`, which would be one more Python call of each miss
@@ -395,13 +392,13 @@ class Flight(Call):
         else:
             log.error("bug while an answer was copied for the cache", exc_info=problem)
         started = 0
-        for call, joined in self.end().items():
+        for place, call in enumerate(self.end()):
             started = started or call.arrived + response.timing.queue_ns
             own = replace(
                 response, id=call.id, outputs=list(response.outputs),
                 parameters=dict(response.parameters),
             )  # fmt: skip
-            if joined:
+            if place:
                 self._note(call, started)
             _deliver(call, call.pass_response, own, True)
         if self._work is not None:
