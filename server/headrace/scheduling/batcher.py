@@ -947,24 +947,8 @@ class Batcher:
                 self._deal_with(others, batch, outcome)
             if len(others) < len(batch.calls):
                 self._succeed(batch, outcome)
-        elif isinstance(error, NotStarted):
-            if error.refusal is not None:
-                spent = outcome.computed, outcome.started, batch.rows
-                for call in batch.calls:
-                    self._end(call, error.refusal, "BACKEND", *spent, begun=batch.again)
-            elif not all(call.ended for call in batch.calls):
-                self._line_of(batch.calls[0]).retries.append(batch)
-        elif (
-            len(batch.calls) == 1
-            or isinstance(error, WorkerDied | ExecutionTimeout)
-            or self._signature.stateful
-        ):
-            for call in batch.calls:
-                self._fail(call, error, outcome, batch.rows)
         else:
-            if not isinstance(error, ServerError):
-                self._report(batch.calls, error)
-            self._line_of(batch.calls[0]).retries.extend(batch.halves())
+            self._without_answer(batch, error, outcome)
         del error  # one raised here refers to this frame, and both, and the batch, would stay
         if self._gate is not None:
             self._gate.leave(instance, self._waits)
@@ -972,6 +956,28 @@ class Batcher:
             self._schedule_flush()
         elif self._on_drained:
             self._check_drained()
+
+    def _without_answer(self, batch: Batch, error: Exception, outcome: Outcome) -> None:
+        """Fail a batch, return it to its line, or let its halves run."""
+        calls = batch.calls
+        if isinstance(error, NotStarted):
+            if error.refusal is not None:
+                spent = outcome.computed, outcome.started, batch.rows
+                for call in calls:
+                    self._end(call, error.refusal, "BACKEND", *spent, begun=batch.again)
+            elif not all(call.ended for call in calls):
+                self._line_of(calls[0]).retries.append(batch)
+        elif (
+            len(calls) == 1
+            or isinstance(error, WorkerDied | ExecutionTimeout)
+            or self._signature.stateful
+        ):
+            for call in calls:
+                self._fail(call, error, outcome, batch.rows)
+        else:
+            if not isinstance(error, ServerError):
+                self._report(calls, error)
+            self._line_of(calls[0]).retries.extend(batch.halves())
 
     def _deal_with(self, others: Sequence[Unanswered], batch: Batch, outcome: Outcome) -> None:
         """Process the requests without a response from their batch."""
