@@ -36,7 +36,8 @@ from headrace.placement.worker.worker_instance import WorkerInstance
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import reading
 from headrace.scheduling.batch import Answer, Batch, Instance, Outcome
-from headrace.scheduling.batcher import Batcher, LoopClock
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.clock import LoopClock
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 
 _MODEL = Path(__file__).parent / "peers" / "triton" / "identity.py"

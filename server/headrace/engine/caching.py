@@ -11,7 +11,7 @@ from headrace.engine.shared_memory import Expect
 from headrace.engine.workbench import Workbench
 from headrace.observability.statistics import Sourced, VersionStatistics
 from headrace.repository.model_files import Content
-from headrace.scheduling.batcher import Clock
+from headrace.scheduling.clock import Clock
 
 OPT_OUT = "response_cache"  # the request parameter; false: no answer of the cache, and none for it
 

@@ -14,7 +14,8 @@ from headrace.core.daemon_thread import run_in_daemon_thread
 from headrace.core.errors import ModelNotReady
 from headrace.engine.loading import Backends
 from headrace.observability.statistics import BackendCounts, BackendSeries
-from headrace.scheduling.batcher import Batcher, LoopClock
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.clock import LoopClock
 from headrace.scheduling.fail_over import Tiers
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,8 @@ from headrace.engine.sequencing import SequenceScheduler, SequenceStage
 from headrace.engine.shared_memory import Regions
 from headrace.observability.statistics import CacheCounts, PaddingCounts, VersionStatistics
 from headrace.placement.placement import PlacedInstance, Placement, Surroundings
-from headrace.scheduling.batcher import Batcher, Clock, LoopClock
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.clock import Clock, LoopClock
 from headrace.scheduling.gates import DELAY, delay_in
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.scheduler import InstanceScheduler, Scheduler

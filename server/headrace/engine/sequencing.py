@@ -15,7 +15,8 @@ from headrace.core.plugins import OptionalPart
 from headrace.observability.statistics import SequenceSeries
 from headrace.placement.backend import Backend
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
-from headrace.scheduling.batcher import Batcher, Clock
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.clock import Clock
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.scheduler import InstanceScheduler
 

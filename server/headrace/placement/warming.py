@@ -19,7 +19,8 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics
 from headrace.scheduling.batch import Batch, Instance, Outcome
-from headrace.scheduling.batcher import Batcher, LoopClock
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.clock import LoopClock
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 
 LIMIT_SECS = 600.0  # for all samples of an instance

@@ -26,14 +26,12 @@ Calls for a target have a line of their own while any waits, with all that is tr
 one. Of the lines with an idle instance, the one whose first call has waited longest comes first.
 """
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.errors import (
@@ -61,6 +59,7 @@ from headrace.scheduling.batch import (
     Unanswered,
 )
 from headrace.scheduling.batch_log import BatchLog, LoggedBatch, LoggedRequests
+from headrace.scheduling.clock import Clock, Timer
 from headrace.scheduling.gates import DelayGate, InstanceGate
 from headrace.scheduling.lending import JoinedCall, Lender, LentInstance, counts, taken
 from headrace.scheduling.overload import Overload
@@ -73,39 +72,6 @@ _LENT_NS = 500_000_000  # between looks at instances that are lent
 _ALONE_NS = 200_000  # for calls that run one after the other in a tick of the event loop
 _REFUSED_AT_ONCE = 64  # for their delay, in one turn of the event loop
 _load = attrgetter("load")
-
-
-class Timer(Protocol):
-    """A scheduled callback that can be cancelled."""
-
-    def cancel(self) -> None:
-        """Cancel the callback."""
-
-
-class Clock(Protocol):
-    """Time and event loop, as needed for scheduling."""
-
-    def now(self) -> int:
-        """Nanoseconds of a monotonic clock."""
-
-    def soon(self, callback: Callable[..., object], *args: Any) -> object:
-        """Run `callback` with `args` at the end of this tick of the event loop."""
-
-    def at(self, when: int, callback: Callable[[], None]) -> Timer:
-        """Run `callback` at `when`, in nanoseconds of the same clock."""
-
-
-class LoopClock:
-    """Nanoseconds of the monotonic clock, and callbacks on an asyncio event loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.now = monotonic_ns
-        self.soon = loop.call_soon  # runs after everything that is ready in this tick
-
-    def at(self, when: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """Run `callback` at `when`; a loop whose timers are coarser may be early, never lost."""
-        return self._loop.call_later(max(when - monotonic_ns(), 0) / 1e9, callback)
 
 
 class Instances:

@@ -36,7 +36,8 @@ from headrace.core.errors import (
 )
 from headrace.observability.statistics import BackendCounts
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
-from headrace.scheduling.batcher import Batcher, Clock, Timer
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.clock import Clock, Timer
 from headrace.scheduling.quarantine import Quarantine
 
 _LOST = (RemoteLost, RemoteTimeout, RemoteUnavailable)

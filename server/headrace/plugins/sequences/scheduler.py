@@ -30,7 +30,8 @@ from headrace.plugins.sequences.decisions import (
 )
 from headrace.plugins.sequences.slots import SlotInstance, lost_before, lost_with
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance
-from headrace.scheduling.batcher import Batcher, Clock, Timer
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.clock import Clock, Timer
 from headrace.scheduling.gates import BACKLOG_DELAY, DELAY, delay_in
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
