@@ -510,9 +510,6 @@ class _Part(Call):
     def respond(self, response: InferResponse, final: bool) -> None:
         self.divided.answered(self.place, response)
 
-    def finish(self) -> None:
-        self.fail(ExecutionFailed("the model has ended the request without a response"))
-
     def fail(self, error: ServerError) -> None:
         self.divided.failed(self.place, error)
 
