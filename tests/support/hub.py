@@ -7,17 +7,17 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.support.stub_server import StubRequest, StubResponse, StubServer
 
 TOKEN = "hf_a-token-that-nobody-may-see"
 _LARGE = 1000  # bytes from which a file is one of LFS
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
-class HubServer:
+class HubServer(StubServer):
     """Repositories by name and revision; those in `private` want the token.
 
     Large files are read by a redirect to another host name. `asked` are paths with the tokens and
@@ -25,41 +25,11 @@ class HubServer:
     """
 
     def __init__(self) -> None:
+        super().__init__(self._respond)
         self.private: set[str] = set()
         self.asked: list[tuple[str, str, str]] = []
         self._commits: dict[tuple[str, str], Mapping[str, bytes]] = {}
         self._revisions: dict[tuple[str, str], str] = {}
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                path = unquote(urlsplit(self.path).path)
-                token, where = self.headers.get("Authorization", ""), self.headers.get("Range", "")
-                hub.asked.append((path, token, where))
-                status, headers, body = hub._answer(path, token, where)
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     def commit(self, name: str, files: Mapping[str, bytes], revision: str = "main") -> str:
         """Make these the files of a revision; returns the commit."""
@@ -69,7 +39,10 @@ class HubServer:
         self._revisions[name, revision] = self._revisions[name, commit] = commit
         return commit
 
-    def _answer(self, path: str, token: str, where: str) -> tuple[int, dict[str, str], bytes]:
+    def _respond(self, request: StubRequest) -> StubResponse:
+        path, headers = unquote(urlsplit(request.path).path), request.headers
+        token, where = headers.get("Authorization", ""), headers.get("Range", "")
+        self.asked.append((path, token, where))
         parts = path.strip("/").split("/")
         if parts[0] == "lfs":
             content = self._commits["/".join(parts[1:3]), parts[3]]["/".join(parts[4:])]
@@ -92,7 +65,7 @@ class HubServer:
         return _part(content, where)
 
 
-def _part(content: bytes, where: str) -> tuple[int, dict[str, str], bytes]:
+def _part(content: bytes, where: str) -> StubResponse:
     found = _RANGE.fullmatch(where)
     if found is None:
         return 200, {}, content

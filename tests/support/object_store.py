@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Self
@@ -22,6 +21,7 @@ from headrace.plugins.stores.cache import PART
 from tests.models.onnx_graphs import identity, write_model
 from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, clean_server
+from tests.support.stub_server import StubRequest, StubResponse, StubServer
 
 BUCKET = "models"
 _SIGNED = {
@@ -106,55 +106,36 @@ def unchanged(path: str, status: int, headers: Mapping[str, str], body: bytes) -
     return status, body
 
 
-class MisbehavingProxy:
+class MisbehavingProxy(StubServer):
     """Passes requests on, and changes responses by `change`.
 
     `asked` are the paths and ranges of requests so far. While `let_go` is not set, responses wait.
     """
 
     def __init__(self, store: ObjectStore) -> None:
+        super().__init__(self._pass_on)
         self.change: Change = unchanged
         self.asked: list[tuple[str, str]] = []
         self.let_go = Event()
         self.let_go.set()
-        host = store.url.removeprefix("http://")
-        proxy = self
+        self._behind = store.url.removeprefix("http://")
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                proxy.asked.append((self.path, self.headers.get("Range", "")))
-                connection = HTTPConnection(host, timeout=60)
-                connection.request("GET", self.path, headers=dict(self.headers))
-                answer = connection.getresponse()
-                headers = dict(answer.getheaders())
-                status, body = proxy.change(self.path, answer.status, headers, answer.read())
-                connection.close()
-                proxy.let_go.wait(60)
-                self.send_response_only(status)
-                for name, value in headers.items():
-                    if name.lower() not in ("content-length", "transfer-encoding", "connection"):
-                        self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
+    def _pass_on(self, request: StubRequest) -> StubResponse:
+        path, given = request.path, request.headers
+        self.asked.append((path, given.get("Range", "")))
+        connection = HTTPConnection(self._behind, timeout=60)
+        connection.request(request.method, path, request.body or None, dict(given))
+        answer = connection.getresponse()
+        headers = dict(answer.getheaders())
+        status, body = self.change(path, answer.status, headers, answer.read())
+        connection.close()
+        self.let_go.wait(60)
+        own = ("content-length", "transfer-encoding", "connection")  # of this connection
+        return status, {n: v for n, v in headers.items() if n.lower() not in own}, body
 
     def __exit__(self, *_: object) -> None:
         self.let_go.set()
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__()
 
 
 class HeldDownload:

@@ -4,9 +4,7 @@ import base64
 import json
 import time
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,6 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from tests.support.brokers import BrokerProcess
 from tests.support.scrape import until
+from tests.support.stub_server import StubRequest, StubResponse, StubServer
 
 USER, SECRET = "somebody", "a-registry-secret"
 # bcrypt of the secret, the only hash that the registry reads
@@ -86,13 +85,14 @@ def passwords(folder: Path) -> dict[str, Any]:
     return {"htpasswd": {"realm": "here", "path": str(folder / "htpasswd")}}
 
 
-class TokenServer:
+class TokenServer(StubServer):
     """Sells tokens for a registry to `USER`. `asked` are the scopes and kinds of requests so far.
 
     The refresh token of the user is the password, too.
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(self._respond)
         self.asked: list[tuple[str, str]] = []
         self._key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tokens")])
@@ -106,43 +106,26 @@ class TokenServer:
         (folder / "tokens.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         der = certificate.public_bytes(serialization.Encoding.DER)
         self._chain = [base64.b64encode(der).decode()]
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                basic = base64.b64encode(f"{USER}:{SECRET}".encode()).decode()
-                self._answer(
-                    parse_qs(urlsplit(self.path).query),
-                    self.headers.get("Authorization") == f"Basic {basic}", "password",
-                )  # fmt: skip
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                given = parse_qs(body.decode())
-                self._answer(given, given["refresh_token"] == [SECRET], given["grant_type"][0])
-
-            def _answer(self, given: dict[str, list[str]], known: bool, kind: str) -> None:
-                scope = given["scope"][0]
-                where, _, actions = scope.rpartition(":")  # which the registry names in any order
-                owner.asked.append((kind, f"{where}:{','.join(sorted(actions.split(',')))}"))
-                body = json.dumps({"token": owner._token(scope)} if known else {}).encode()
-                self.send_response(200 if known else 401)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
         self.auth = {
             "token": {
-                "realm": f"http://127.0.0.1:{self._server.server_port}/token",
-                "service": _SERVICE, "issuer": "tokens",
+                "realm": f"{self.url}/token", "service": _SERVICE, "issuer": "tokens",
                 "rootcertbundle": str(folder / "tokens.pem"),
             }
         }  # fmt: skip
+
+    def _respond(self, request: StubRequest) -> StubResponse:
+        if request.method == "POST":
+            given = parse_qs(request.body.decode())
+            known, kind = given["refresh_token"] == [SECRET], given["grant_type"][0]
+        else:
+            given, kind = parse_qs(urlsplit(request.path).query), "password"
+            basic = base64.b64encode(f"{USER}:{SECRET}".encode()).decode()
+            known = request.headers.get("Authorization") == f"Basic {basic}"
+        scope = given["scope"][0]
+        where, _, actions = scope.rpartition(":")  # which the registry names in any order
+        self.asked.append((kind, f"{where}:{','.join(sorted(actions.split(',')))}"))
+        body = json.dumps({"token": self._token(scope)} if known else {}).encode()
+        return 200 if known else 401, {}, body
 
     def _token(self, scope: str) -> str:
         kind, name, actions = scope.split(":")
@@ -153,11 +136,3 @@ class TokenServer:
             "access": [{"type": kind, "name": name, "actions": actions.split(",")}],
         }  # fmt: skip
         return jwt.encode(claims, self._key, algorithm="ES256", headers={"x5c": self._chain})
-
-    def __enter__(self) -> Self:
-        Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()

@@ -6,9 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
@@ -35,6 +33,7 @@ from tests.support.registry import SECRET, USER, RegistryProcess, TokenServer, p
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.stores import constant_of
+from tests.support.stub_server import StubRequest, StubResponse, StubServer
 
 DIGEST = f"sha256:{'0' * 64}"
 ADDRESSES = {
@@ -317,37 +316,23 @@ def test_credentials_stay_with_the_registry(
     manifest = json.dumps({"layers": [layer("1/model.onnx", digest)]}).encode()
     asked: list[tuple[str, str]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            kind = "blob" if self.path.startswith("/elsewhere/") else self.path.split("/")[-2]
-            asked.append((kind, self.headers.get("Authorization", "")))
-            if kind != "blob" and "Authorization" not in self.headers:
-                self.answer(401, "WWW-Authenticate", 'Basic realm="here"')
-            elif kind == "blobs":
-                port = self.headers["Host"].rpartition(":")[2]
-                self.answer(307, "Location", f"http://localhost:{port}/elsewhere/{digest}?sig=1")
-            else:
-                self.answer(200, "X-Kind", kind, content if kind == "blob" else manifest)
+    def respond(request: StubRequest) -> StubResponse:
+        path, headers = request.path, request.headers
+        kind = "blob" if path.startswith("/elsewhere/") else path.split("/")[-2]
+        asked.append((kind, headers.get("Authorization", "")))
+        if kind != "blob" and "Authorization" not in headers:
+            return 401, {"WWW-Authenticate": 'Basic realm="here"'}, b""
+        if kind == "blobs":
+            elsewhere = server.url.replace("127.0.0.1", "localhost")
+            return 307, {"Location": f"{elsewhere}/elsewhere/{digest}?sig=1"}, b""
+        return 200, {}, content if kind == "blob" else manifest
 
-        def answer(self, status: int, name: str, value: str, body: bytes = b"") -> None:
-            self.send_response(status)
-            self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        host = f"127.0.0.1:{server.server_port}"
+    with StubServer(respond) as server:
         monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-        write_docker_config(tmp_path, auths={host: entry()})
-        remote = OciRemote(f"oci://{host}/m:1")
+        write_docker_config(tmp_path, auths={server.host: entry()})
+        remote = OciRemote(f"oci://{server.host}/m:1")
         [(path, file)] = remote.contents("m").files.items()
         assert remote.read("m", path, file, 0, 3) == content
-        server.shutdown()
     basic = f"Basic {entry()['auth']}"
     assert asked == [
         ("manifests", ""), ("manifests", basic), ("blobs", basic), ("blob", ""),
