@@ -5,13 +5,13 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import get_default_algorithms
+
+from tests.support.stub_server import StubRequest, StubResponse, StubServer
 
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 NAME = "https://issuer.example"
@@ -82,33 +82,15 @@ class TokenIssuer:
 def served(issuer: TokenIssuer, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Serve an issuer's documents, under its new name, which is the URL."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            issuer.asked.append(self.path)
-            found: Any = issuer.document
-            if self.path.endswith("/openid-configuration"):
-                found = {"issuer": issuer.name, "jwks_uri": f"{issuer.name}/keys"}
-            text = json.dumps(found).encode() if issuer.answer is None else issuer.answer
-            self.send_response(issuer.status)
-            if issuer.status in (301, 302):
-                self.send_header("location", f"{issuer.name}/moved")
-            self.send_header("content-length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
+    def respond(request: StubRequest) -> StubResponse:
+        issuer.asked.append(request.path)
+        found: Any = issuer.document
+        if request.path.endswith("/openid-configuration"):
+            found = {"issuer": issuer.name, "jwks_uri": f"{issuer.name}/keys"}
+        text = json.dumps(found).encode() if issuer.answer is None else issuer.answer
+        moved = {"location": f"{issuer.name}/moved"} if issuer.status in (301, 302) else {}
+        return issuer.status, moved, text
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Write nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    issuer.name = f"http://127.0.0.1:{server.server_port}"
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-        issuer.name = issuer.name.replace("http", "https")
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield issuer.name
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with StubServer(respond, tls) as server:
+        issuer.name = server.url
+        yield server.url

@@ -3,10 +3,11 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.support.stub_server import StubRequest, StubResponse, StubServer
 
 
 @dataclass
@@ -28,49 +29,28 @@ class Span:
     children: "list[Span]" = field(default_factory=list)
 
 
-class OtlpReceiver:
+class OtlpReceiver(StubServer):
     """Listens on a free port of 127.0.0.1 while entered."""
 
     def __init__(self) -> None:
+        super().__init__(self._take)
         self._spans: list[Span] = []
         self._change = threading.Condition()
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                receiver.take(self.path, body)
-                self.send_response(200)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
     @property
     def address(self) -> str:
         """Host, port and path for a server's option."""
-        return f"127.0.0.1:{self._server.server_address[1]}/v1/traces"
+        return f"{self.host}/v1/traces"
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def take(self, path: str, body: bytes) -> None:
-        """Store an export."""
-        assert path == "/v1/traces"
+    def _take(self, request: StubRequest) -> StubResponse:
+        assert request.path == "/v1/traces"
         with self._change:
-            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            for resource in ExportTraceServiceRequest.FromString(request.body).resource_spans:
                 about = _plain(resource.resource.attributes)
                 for scope in resource.scope_spans:
                     self._spans += [_span(span, about) for span in scope.spans]
             self._change.notify_all()
+        return 200, {}, b""
 
     def wait(self, enough: Callable[[list[Span]], bool], seconds: float = 30) -> list[Span]:
         """The spans so far, once there are at least `count`."""

@@ -11,8 +11,6 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any, Self
 
 import grpc
@@ -20,6 +18,7 @@ import numpy as np
 
 from headrace.core.tensors import Array
 from headrace.protocol.pb import tfserving_pb2 as tf
+from tests.support.stub_server import StubRequest, StubResponse, StubServer
 
 _TYPES: dict[int, Any] = {tf.DT_FLOAT: np.float32, tf.DT_INT64: np.int64, tf.DT_STRING: object}
 _SIGNATURES: dict[str, dict[str, tuple[dict[str, int], dict[str, int]]]] = {
@@ -79,31 +78,27 @@ def _signatures(name: str) -> tf.SignatureDefMap:
     return found
 
 
-class TfServing:
+class TfServing(StubServer):
     """Runs while entered. `asked` are the model specifications of predictions.
 
     `states` are those of the versions of all models.
     """
 
     def __init__(self) -> None:
+        super().__init__(self._respond)
         self.states: dict[int, int] = {1: tf.ModelVersionStatus.AVAILABLE}
         self.specs: list[tf.ModelSpec] = []
         self.paths: list[str] = []
         self._threads = ThreadPoolExecutor(4)
         self._grpc = grpc.server(self._threads, [_Calls(self)])
         self.grpc = f"127.0.0.1:{self._grpc.add_insecure_port('127.0.0.1:0')}"
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
     def __enter__(self) -> Self:
         self._grpc.start()
-        Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        super().__exit__()
         self._grpc.stop(None).wait()
         self._threads.shutdown()
 
@@ -145,6 +140,17 @@ class TfServing:
         return response.SerializeToString()
 
     # --- HTTP
+
+    def _respond(self, request: StubRequest) -> StubResponse:
+        status = 200
+        try:
+            if request.method == "GET":
+                document = self.get(request.path)
+            else:
+                document = self.post(request.path, json.loads(request.body))
+        except Wrong as error:
+            status, document = error.status, {"error": str(error)}
+        return status, {"Content-Type": "application/json"}, json.dumps(document).encode()
 
     def get(self, path: str) -> Any:
         parts = path.removeprefix("/v1/models/").split("/")
@@ -256,33 +262,3 @@ class _Calls(grpc.GenericRpcHandler):
                 context.abort(error.code, str(error))
 
         return grpc.unary_unary_rpc_method_handler(answer)
-
-
-def _handler(server: TfServing) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._answer(lambda: server.get(self.path))
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            self._answer(lambda: server.post(self.path, json.loads(body)))
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-        def _answer(self, work: Callable[[], Any]) -> None:
-            status = 200
-            try:
-                document = work()
-            except Wrong as error:
-                status, document = error.status, {"error": str(error)}
-            body = json.dumps(document).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    return Handler
