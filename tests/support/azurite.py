@@ -4,57 +4,36 @@ import base64
 import hashlib
 import hmac
 import os
-import re
-import subprocess
 from email.utils import formatdate
 from pathlib import Path
-from threading import Thread
 from typing import Self
 
 import httpx
 import pytest
+
+from tests.support.started import AnnouncedServer
 
 CONTAINER = "models"
 ACCOUNT = "devstoreaccount1"
 # The emulator's own, which is in its documentation.
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _PROGRAM = Path("build/stores/node_modules/.bin/azurite-blob")
-_READY = re.compile(r"successfully listens on (http://127\.0\.0\.1:\d+)")
 
 
-class Azurite:
+class Azurite(AnnouncedServer):
     """The emulator, which keeps blobs in memory."""
 
     def __init__(self) -> None:
         if not _PROGRAM.exists():
             pytest.skip("Azurite is not here; scripts/store_tools fetches it")
-        self.url = ""
-        self._process: subprocess.Popen[str] | None = None
+        options = ("--inMemoryPersistence", "--disableTelemetry", "--blobPort=0",
+                   "--skipApiVersionCheck", "--silent=false")  # fmt: skip
+        super().__init__([str(_PROGRAM), *options], "successfully listens on")
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [str(_PROGRAM), "--inMemoryPersistence", "--disableTelemetry", "--blobPort=0",
-             "--skipApiVersionCheck", "--silent=false"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if match := _READY.search(line):
-                self.url = match[1]
-                break
-        # Its log is read, so that it never waits for a reader.
-        self._reader = Thread(target=self._process.stdout.read, daemon=True)
-        self._reader.start()
+        super().__enter__()
         self._make_container()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(60)
-        self._reader.join(60)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
 
     def environment(self) -> dict[str, str]:
         """Variables with which the emulator is found."""

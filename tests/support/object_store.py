@@ -1,15 +1,13 @@
 """A real S3 server (moto) in a process of its own, and a proxy before it that can misbehave."""
 
 import os
-import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -21,6 +19,7 @@ from headrace.plugins.stores.cache import PART
 from tests.models.onnx_graphs import identity, write_model
 from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, clean_server
+from tests.support.started import AnnouncedServer
 from tests.support.stub_server import StubRequest, StubResponse, StubServer
 
 BUCKET = "models"
@@ -28,57 +27,34 @@ _SIGNED = {
     "Authorization": "AWS4-HMAC-SHA256 Credential=somebody/20260101/us-east-1/s3/aws4_request",
     "x-amz-acl": "public-read",
 }
-_READY = re.compile(r"Running on (http://127\.0\.0\.1:\d+)")
 SECRET = "a-key-that-nobody-may-see"
 
 
-class ObjectStore:
+class ObjectStore(AnnouncedServer):
     """The server, with one empty bucket. `url` is its address."""
 
     def __init__(self) -> None:
-        self.url = ""
-        self._process: subprocess.Popen[str] | None = None
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        super().__init__(command, "Running on")
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if match := _READY.search(line):
-                self.url = match[1]
-                break
-        # Its log is read, so that it never waits for a reader.
-        self._reader = Thread(target=self._process.stdout.read, daemon=True)
-        self._reader.start()
-        self.make_bucket(BUCKET)
+        super().__enter__()
+        self._ask("PUT", "")  # which makes the bucket
         return self
 
-    def __exit__(self, *_: object) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(60)
-        self._reader.join(60)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def make_bucket(self, name: str) -> None:
-        httpx.put(
-            f"{self.url}/{name}", headers=_SIGNED, timeout=60, trust_env=False
+    def _ask(self, method: str, key: str, content: bytes = b"") -> None:
+        url = f"{self.url}/{BUCKET}/{quote(key)}"
+        httpx.request(
+            method, url, content=content, headers=_SIGNED, timeout=60, trust_env=False
         ).raise_for_status()
 
-    def put(self, key: str, content: bytes, bucket: str = BUCKET) -> None:
+    def put(self, key: str, content: bytes) -> None:
         """Write an object."""
-        url = f"{self.url}/{bucket}/{quote(key)}"
-        httpx.put(
-            url, content=content, headers=_SIGNED, timeout=60, trust_env=False
-        ).raise_for_status()
+        self._ask("PUT", key, content)
 
-    def delete(self, key: str, bucket: str = BUCKET) -> None:
+    def delete(self, key: str) -> None:
         """Remove an object."""
-        url = f"{self.url}/{bucket}/{quote(key)}"
-        httpx.delete(url, headers=_SIGNED, timeout=60, trust_env=False).raise_for_status()
+        self._ask("DELETE", key)
 
     def put_directory(self, directory: Path, prefix: str) -> None:
         """Write all files below a directory."""
