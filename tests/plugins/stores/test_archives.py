@@ -4,7 +4,7 @@ import io
 import stat
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,12 @@ from headrace.plugins.stores import archives as archives_module
 from headrace.plugins.stores.archives import unpack
 from headrace.plugins.stores.cache import PART
 from headrace.plugins.stores.remote import RemoteStore, Unreached
-from headrace.repository.catalogue import open_store
-from headrace.repository.model_files import MANIFEST, Digests, write_manifest
+from headrace.repository.model_files import MANIFEST, write_manifest
 from headrace.repository.store import StoreOptions
 from tests.models.onnx_graphs import constant, write_model
+from tests.plugins.stores.remotes import brought, following_server, opened_store
 from tests.support.object_store import BUCKET, ObjectStore
 from tests.support.scrape import until
-from tests.support.server_process import clean_server
 from tests.support.stores import constant_of
 
 
@@ -125,12 +124,6 @@ def test_everything_else_is_refused(
 # --- with a real web server
 
 
-@pytest.fixture(scope="module")
-def site() -> Iterator[ObjectStore]:
-    with ObjectStore() as store:
-        yield store
-
-
 @pytest.fixture
 def opened(site: ObjectStore, tmp_path: Path) -> Callable[..., RemoteStore]:
     """Writes an archive to the site if it has `content`, and opens it as a store."""
@@ -138,21 +131,9 @@ def opened(site: ObjectStore, tmp_path: Path) -> Callable[..., RemoteStore]:
     def write(path: str, content: bytes = b"", cache_bytes: int = 0) -> RemoteStore:
         if content:
             site.put(path, content)
-        options = StoreOptions(str(tmp_path / "cache"), cache_bytes)
-        store = open_store(f"{site.url}/{BUCKET}/{path}", options=options)
-        assert isinstance(store, RemoteStore)
-        return store
+        return opened_store(f"{site.url}/{BUCKET}/{path}", tmp_path / "cache", cache_bytes)
 
     return write
-
-
-def brought(store: RemoteStore, name: str) -> dict[str, bytes]:
-    lease = store.materialise(name, store.token(name))
-    assert Digests().problems(lease.path) == []
-    files = (path for path in lease.path.rglob("*") if path.is_file())
-    found = {str(path.relative_to(lease.path)): path.read_bytes() for path in files}
-    assert found.pop(MANIFEST)
-    return found
 
 
 LAYOUTS = {
@@ -261,11 +242,7 @@ def test_an_archive_that_is_not_there(opened: Callable[..., RemoteStore]) -> Non
 @pytest.mark.slow
 def test_a_server_follows_an_archive(site: ObjectStore, tmp_path: Path) -> None:
     site.put("followed.zip", zipped({"m/1/model.onnx": constant(1), "n/model.onnx": constant(7)}))
-    options = (
-        f"--store-cache={tmp_path / 'cache'}", "--model-control-mode=poll",
-        "--repository-poll-secs=1",
-    )  # fmt: skip
-    with clean_server(f"{site.url}/{BUCKET}/followed.zip", options=options) as server:
+    with following_server(f"{site.url}/{BUCKET}/followed.zip", tmp_path / "cache") as server:
         assert (constant_of(server, "m"), constant_of(server, "n")) == (1, 7)
         site.put(
             "followed.zip", zipped({"m/1/model.onnx": constant(2), "n/model.onnx": constant(7)})

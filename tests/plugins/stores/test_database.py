@@ -14,9 +14,10 @@ from headrace.plugins.stores.cache import PART
 from headrace.plugins.stores.database import DatabaseRemote
 from headrace.plugins.stores.remote import Unreached
 from headrace.repository.catalogue import open_store
-from headrace.repository.model_files import MANIFEST, manifest_of
+from headrace.repository.model_files import manifest_of
 from headrace.repository.store import Store, StoreOptions
 from tests.models.onnx_graphs import constant, write_model
+from tests.plugins.stores.remotes import brought, files_of
 from tests.support.command import run
 from tests.support.mariadb import MariaDb
 from tests.support.postgres import PASSWORD, Postgres
@@ -50,19 +51,9 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.database()
 
 
-def files(root: Path) -> dict[str, bytes]:
-    paths = (path for path in root.rglob("*") if path.is_file() and path.name != MANIFEST)
-    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
-
-
 def published(remote: DatabaseRemote | Store, directory: Path) -> dict[str, bytes]:
     remote.publish(directory.name, directory, manifest_of(directory))
-    return files(directory)
-
-
-def brought(store: Store, name: str) -> dict[str, bytes]:
-    store.names()
-    return files(store.materialise(name, store.token(name)).path)
+    return files_of(directory)
 
 
 def test_models_are_published_and_brought(database: str, tmp_path: Path) -> None:
@@ -119,7 +110,7 @@ def test_publishers_are_one_after_the_other(database: str, tmp_path: Path) -> No
     store = open_store(database, options=StoreOptions(str(tmp_path / "cache")))
     for name in "abcd":
         assert store.problems(name) == []
-        assert brought(store, name) == files(tmp_path / name / name)
+        assert brought(store, name) == files_of(tmp_path / name / name)
     store.close()
 
 

@@ -8,14 +8,11 @@ import pytest
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.cache import PART
 from headrace.plugins.stores.hub import HubRemote, served_files
-from headrace.plugins.stores.remote import RemoteStore, Unreached
-from headrace.repository.catalogue import open_store
-from headrace.repository.model_files import MANIFEST, Digests
-from headrace.repository.store import StoreOptions
+from headrace.plugins.stores.remote import Unreached
 from tests.models.onnx_graphs import constant
+from tests.plugins.stores.remotes import brought, following_server, opened_store
 from tests.support.hub import TOKEN, HubServer
 from tests.support.scrape import until
-from tests.support.server_process import clean_server
 from tests.support.stores import constant_of
 
 SERVED = {
@@ -77,29 +74,14 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
         yield server
 
 
-def opened(address: str, cache: Path) -> RemoteStore:
-    store = open_store(address, options=StoreOptions(str(cache)))
-    assert isinstance(store, RemoteStore)
-    return store
-
-
-def brought(store: RemoteStore, name: str) -> dict[str, bytes]:
-    lease = store.materialise(name, store.token(name))
-    assert Digests().problems(lease.path) == []
-    files = (path for path in lease.path.rglob("*") if path.is_file())
-    found = {str(path.relative_to(lease.path)): path.read_bytes() for path in files}
-    assert found.pop(MANIFEST)
-    return found
-
-
 def test_a_revision_is_read(hub: HubServer, tmp_path: Path) -> None:
     large = bytes(range(256)) * (PART // 200)
     hub.commit("me/net", {"model.onnx": b"old", "README.md": b"# old"}, "v1")
     hub.commit("me/net", {"onnx/model.onnx": b"new", "onnx/model.onnx_data": large})
-    store = opened("hf://me/net@v1", tmp_path / "cache")
+    store = opened_store("hf://me/net@v1", tmp_path / "cache")
     assert store.names() == {"net"}
     assert brought(store, "net") == {"model.onnx": b"old"}
-    store = opened("hf://me/net", tmp_path / "cache")
+    store = opened_store("hf://me/net", tmp_path / "cache")
     assert store.names() == {"net"}
     assert store.size("net") == len(large) + 3
     assert brought(store, "net") == {"model.onnx": b"new", "model.onnx_data": large}
@@ -111,7 +93,7 @@ def test_a_revision_is_read(hub: HubServer, tmp_path: Path) -> None:
 
 def test_unchanged_files_of_a_new_commit(hub: HubServer, tmp_path: Path) -> None:
     hub.commit("me/net", {"model.onnx": b"one", "README.md": b"# one"})
-    store = opened("hf://me/net", tmp_path / "cache")
+    store = opened_store("hf://me/net", tmp_path / "cache")
     store.names()
     token = store.token("net")
     hub.commit("me/net", {"model.onnx": b"one", "README.md": b"# two"})
@@ -133,7 +115,7 @@ def test_tokens_go_to_the_hub_alone(
     with pytest.raises(Unreached, match=r"hf://me/secret cannot be reached: 401") as refused:
         HubRemote("hf://me/secret").models()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    store = opened("hf://me/secret", tmp_path / "cache")
+    store = opened_store("hf://me/secret", tmp_path / "cache")
     assert store.names() == {"secret"}
     assert brought(store, "secret") == {"model.onnx": bytes(2000)}
     tokens = {path.split("/")[1]: token for path, token, _ in hub.asked}
@@ -156,12 +138,8 @@ def test_a_repository_that_is_not_there(hub: HubServer, monkeypatch: pytest.Monk
 def test_a_server_follows_a_branch(hub: HubServer, tmp_path: Path) -> None:
     hub.commit("me/net", {"model.onnx": constant(1)})
     hub.private.add("me/net")
-    options = (
-        f"--store-cache={tmp_path / 'cache'}", "--model-control-mode=poll",
-        "--repository-poll-secs=1",
-    )  # fmt: skip
     environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "hf")}
-    with clean_server("hf://me/net", options=options, environment=environment) as server:
+    with following_server("hf://me/net", tmp_path / "cache", environment) as server:
         assert constant_of(server, "net") == 1
         hub.commit("me/net", {"model.onnx": constant(2)})
         until(lambda: constant_of(server, "net") == 2, "the new commit")

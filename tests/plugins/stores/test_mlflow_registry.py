@@ -9,13 +9,11 @@ from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.cache import cache_of
 from headrace.plugins.stores.mlflow_registry import MlflowRemote
 from headrace.plugins.stores.remote import RemoteStore, Unreached
-from headrace.repository.catalogue import open_store
-from headrace.repository.model_files import MANIFEST, Digests
-from headrace.repository.store import StoreOptions
 from tests.models.onnx_graphs import constant
+from tests.plugins.stores import remotes
+from tests.plugins.stores.remotes import following_server, opened_store
 from tests.support.mlflow_server import MlflowServer
 from tests.support.scrape import until
-from tests.support.server_process import clean_server
 from tests.support.stores import constant_of
 
 # Its server takes more than ten seconds to start, which is why only these tests have one.
@@ -28,20 +26,10 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]
         yield server
 
 
-def opened(address: str, cache: Path) -> RemoteStore:
-    store = open_store(address, options=StoreOptions(str(cache)))
-    assert isinstance(store, RemoteStore)
-    return store
-
-
 def brought(store: RemoteStore, name: str) -> dict[str, bytes]:
+    """The files of the only model."""
     assert store.names() == {name}
-    lease = store.materialise(name, store.token(name))
-    assert Digests().problems(lease.path) == []
-    files = (path for path in lease.path.rglob("*") if path.is_file())
-    found = {str(path.relative_to(lease.path)): path.read_bytes() for path in files}
-    assert found.pop(MANIFEST)
-    return found
+    return remotes.brought(store, name)
 
 
 def test_versions_and_aliases(registry: MlflowServer, tmp_path: Path) -> None:
@@ -51,9 +39,9 @@ def test_versions_and_aliases(registry: MlflowServer, tmp_path: Path) -> None:
     address = f"mlflow://{registry.host}/models/fraud"
     first = {"1/MLmodel": b"one", "1/data/model.bin": b"11"}
     second = {"2/MLmodel": b"two", "2/data/model.bin": b"22"}
-    assert brought(opened(f"{address}/1", tmp_path / "cache"), "fraud") == first
-    assert brought(opened(f"{address}/2", tmp_path / "cache"), "fraud") == second
-    live = opened(f"{address}/live", tmp_path / "cache")
+    assert brought(opened_store(f"{address}/1", tmp_path / "cache"), "fraud") == first
+    assert brought(opened_store(f"{address}/2", tmp_path / "cache"), "fraud") == second
+    live = opened_store(f"{address}/live", tmp_path / "cache")
     assert brought(live, "fraud") == first
     assert live.size("fraud") == 5
     assert live.counts.read_bytes == 5
@@ -61,7 +49,7 @@ def test_versions_and_aliases(registry: MlflowServer, tmp_path: Path) -> None:
     registry.client.set_registered_model_alias("fraud", "live", "2")
     assert brought(live, "fraud") == second
     assert live.token("fraud") != before
-    again = opened(f"{address}/live", tmp_path / "cache")
+    again = opened_store(f"{address}/live", tmp_path / "cache")
     assert brought(again, "fraud") == second
     assert again.counts.read_bytes == 0
     assert again.problems("fraud") == []
@@ -71,7 +59,7 @@ def test_versions_and_aliases(registry: MlflowServer, tmp_path: Path) -> None:
 
 def test_files_that_come_short_are_refused(registry: MlflowServer, tmp_path: Path) -> None:
     registry.register("cut", {"MLmodel": b"one", "only_here.bin": b"12345"}, tmp_path / "1")
-    store = opened(f"mlflow://{registry.host}/models/cut/1", tmp_path / "cache")
+    store = opened_store(f"mlflow://{registry.host}/models/cut/1", tmp_path / "cache")
     assert store.names() == {"cut"}
     registry.file("only_here.bin").write_bytes(b"123")
     with pytest.raises(LoadFailed, match=r"1/only_here\.bin did not come with its 5 bytes"):
@@ -97,12 +85,8 @@ def test_a_server_follows_an_alias(registry: MlflowServer, tmp_path: Path) -> No
     registry.register("net", {"model.onnx": constant(1)}, tmp_path / "1")
     registry.register("net", {"model.onnx": constant(2)}, tmp_path / "2")
     registry.client.set_registered_model_alias("net", "live", "1")
-    options = (
-        f"--store-cache={tmp_path / 'cache'}", "--model-control-mode=poll",
-        "--repository-poll-secs=1",
-    )  # fmt: skip
     address = f"mlflow://{registry.host}/models/net/live"
-    with clean_server(address, options=options) as server:
+    with following_server(address, tmp_path / "cache") as server:
         assert constant_of(server, "net") == 1
         registry.client.set_registered_model_alias("net", "live", "2")
         until(lambda: constant_of(server, "net") == 2, "the other version")

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import httpx
 import numpy as np
 import pytest
 
-from headrace.cli.program import main
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.cache import PART
 from headrace.plugins.stores.objects import (
@@ -116,12 +115,6 @@ def test_reasons_have_no_query() -> None:
 
 
 # --- with a real store
-
-
-@pytest.fixture(scope="module")
-def objects() -> Iterator[ObjectStore]:
-    with ObjectStore() as store:
-        yield store
 
 
 @pytest.fixture
@@ -315,20 +308,11 @@ def test_loading_on_request(here: ObjectStore, tmp_path: Path) -> None:
 
 
 def test_push_pull_promote_and_list(
-    here: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    here: ObjectStore, tmp_path: Path, models: Callable[..., str]
 ) -> None:
     source = tmp_path / "source"
     write_model(source, "a", constant(1), version=3)
     write_model(source, "b", identity())
-    cache = f"--store-cache={tmp_path / 'cache'}"
-
-    def models(*words: str, expected: int = 0) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(["models", *words, cache])
-        printed = capsys.readouterr()
-        assert ended.value.code == expected, printed
-        return printed.err if expected and not printed.out else printed.out
-
     stage, live = f"s3://{BUCKET}/stage", f"s3://{BUCKET}/production"
     assert models("push", str(source), stage).splitlines()[0].startswith("pushed a, 1 files with ")
     assert models("promote", stage, live, "a").startswith("promoted a, 1 files with ")

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.program import main
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.cache import PART
 from headrace.plugins.stores.objects import ObjectRemote
 from headrace.plugins.stores.remote import Unreached
 from headrace.repository.model_files import MANIFEST, manifest_of
 from tests.models.onnx_graphs import constant, write_model
+from tests.plugins.stores.remotes import following_server
 from tests.support.azurite import ACCOUNT, CONTAINER, KEY, Azurite, use
 from tests.support.scrape import until
-from tests.support.server_process import clean_server
 from tests.support.stores import constant_of
 
 
@@ -27,20 +26,11 @@ def azurite() -> Iterator[Azurite]:
 
 @pytest.fixture
 def models(
-    azurite: Azurite, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., str]:  # fmt: skip
-    """Runs `headrace models`, and returns what it has printed."""
+    azurite: Azurite, models: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """Runs `headrace models` with the emulator in the environment."""
     use(azurite, monkeypatch)
-
-    def run(*words: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(["models", *words, f"--store-cache={tmp_path / 'cache'}"])
-        printed = capsys.readouterr()
-        assert ended.value.code == 0, printed
-        return printed.out
-
-    return run
+    return models
 
 
 def test_push_verify_and_pull(models: Callable[..., str], tmp_path: Path) -> None:
@@ -89,11 +79,7 @@ def test_a_server_follows_a_container(
     address = f"az://{CONTAINER}/followed"
     write_model(tmp_path / "source", "m", constant(1))
     models("push", str(tmp_path / "source"), address)
-    options = (
-        f"--store-cache={tmp_path / 'servers'}", "--model-control-mode=poll",
-        "--repository-poll-secs=1",
-    )  # fmt: skip
-    with clean_server(address, options=options, environment=azurite.environment()) as server:
+    with following_server(address, tmp_path / "servers", azurite.environment()) as server:
         assert constant_of(server, "m") == 1
         write_model(tmp_path / "source", "m", constant(2))
         models("push", str(tmp_path / "source"), address)

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.cli.program import main
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.cache import PART
 from headrace.plugins.stores.oci import (
@@ -29,9 +28,10 @@ from headrace.repository.catalogue import open_store
 from headrace.repository.model_files import MANIFEST, Digests, manifest_of
 from headrace.repository.store import StoreOptions
 from tests.models.onnx_graphs import constant, write_model
+from tests.plugins.stores.remotes import following_server
 from tests.support.registry import SECRET, USER, RegistryProcess, TokenServer, passwords
 from tests.support.scrape import Scraper, until
-from tests.support.server_process import ServerProcess, clean_server
+from tests.support.server_process import ServerProcess
 from tests.support.stores import constant_of
 from tests.support.stub_server import StubRequest, StubResponse, StubServer
 
@@ -153,20 +153,6 @@ def test_invalid_files_of_credentials(content: str, tmp_path: Path) -> None:
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProcess]:
     with RegistryProcess(tmp_path_factory.mktemp("registry")) as registry:
         yield registry
-
-
-@pytest.fixture
-def models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs `headrace models`, and returns what it has printed."""
-
-    def run(*words: str, expected: int = 0) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(["models", *words, f"--store-cache={tmp_path / 'cache'}"])
-        printed = capsys.readouterr()
-        assert ended.value.code == expected, printed
-        return printed.err if expected and not printed.out else printed.out
-
-    return run
 
 
 def test_models_are_tags(
@@ -345,11 +331,7 @@ def test_a_server_follows_a_tag(
 ) -> None:
     address = f"oci://{registry.host}/followed/m:live"
     models("push", str(write_model(tmp_path, "m", constant(1))), address)
-    options = (
-        f"--store-cache={tmp_path / 'cache'}", "--model-control-mode=poll",
-        "--repository-poll-secs=1",
-    )  # fmt: skip
-    with clean_server(address, options=options) as server:
+    with following_server(address, tmp_path / "cache") as server:
         assert constant_of(server, "m") == 1
         models("push", str(write_model(tmp_path / "new", "m", constant(2))), address)
         until(lambda: constant_of(server, "m") == 2, "the new artefact")

@@ -22,8 +22,9 @@ from headrace.plugins.stores.remote import (
     state_of,
     with_digests,
 )
-from headrace.repository.model_files import MANIFEST, Digests, manifest_of, new_manifest
+from headrace.repository.model_files import MANIFEST, manifest_of, new_manifest
 from headrace.repository.store import StoreOptions
+from tests.plugins.stores.remotes import brought
 from tests.support.scrape import until
 
 LARGE = bytes(range(256)) * (3 * PART // 256) + b"end"
@@ -81,17 +82,6 @@ class Memory:
 
 def opened(memory: Memory, cache: Path, nbytes: int = 0, offline: bool = False) -> RemoteStore:
     return RemoteStore(memory, StoreOptions(str(cache), nbytes, offline))
-
-
-def brought(store: RemoteStore, name: str) -> dict[str, bytes]:
-    """The files of a model but its manifest, whose digests are compared."""
-    store.names()
-    lease = store.materialise(name, store.token(name))
-    assert Digests().problems(lease.path) == []
-    files = (path for path in lease.path.rglob("*") if path.is_file())
-    found = {str(path.relative_to(lease.path)): path.read_bytes() for path in files}
-    assert found.pop(MANIFEST)
-    return found
 
 
 def answers(store: RemoteStore) -> bool:

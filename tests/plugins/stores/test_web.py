@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -17,16 +16,10 @@ from headrace.repository.catalogue import open_store
 from headrace.repository.model_files import INDEX, MANIFEST, manifest_of
 from headrace.repository.store import StoreOptions
 from tests.models.onnx_graphs import identity, write_model
+from tests.plugins.stores.remotes import following_server
 from tests.support.command import run
 from tests.support.object_store import BUCKET, MisbehavingProxy, ObjectStore, held_download
 from tests.support.scrape import until
-from tests.support.server_process import clean_server
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[ObjectStore]:
-    with ObjectStore() as store:
-        yield store
 
 
 def write_index(directory: Path, expected: int = 0) -> None:
@@ -115,12 +108,8 @@ def test_a_server_follows_a_site(site: ObjectStore, tmp_path: Path) -> None:
     write_model(source, "m", identity())
     write_index(source)
     site.put_directory(source, "followed")
-    options = (
-        f"--store-cache={tmp_path / 'cache'}", "--model-control-mode=poll",
-        "--repository-poll-secs=1",
-    )  # fmt: skip
     address = f"{site.url}/{BUCKET}/followed/"
-    with clean_server(address, options=options) as server:
+    with following_server(address, tmp_path / "cache") as server:
         write_model(source, "n", identity())
         write_index(source)
         site.put_directory(source / "n", "followed/n")
