@@ -181,12 +181,6 @@ def server(request: pytest.FixtureRequest, models: Path) -> Iterator[ServerProce
         yield process
 
 
-@pytest.fixture(scope="module", params=CLIENTS)
-def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
-    with CLIENTS[request.param](server) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def scraper(server: ServerProcess) -> Iterator[Scraper]:
     with Scraper(server.metrics) as scraper:

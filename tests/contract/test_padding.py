@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
+from tests.contract.together import THREE, check_shapes, together
 from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import masked_mean, write_model
 from tests.models.python_models import (
@@ -28,8 +28,6 @@ from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.shared_memory import SharedFile
 
-# Three requests run together: the delay is longer than a test may take.
-THREE = "dynamic_batching { preferred_batch_size: 3 max_queue_delay_microseconds: 50000000 }\n"
 LARGE = 200_000  # elements of a request that is padded on a thread
 
 
@@ -94,6 +92,7 @@ def server(
         yield running
 
 
+# A connection for each test, not for all of them as in `conftest.py`.
 @pytest.fixture(params=CLIENTS)
 def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
     with CLIENTS[request.param](server) as made:
@@ -105,37 +104,26 @@ def row(length: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
 
 
 def test_requests_of_one_bucket_run_together(client: Client) -> None:
-    before = client.statistics("three")[0].execution_count
     rows = [row(n) for n in (1, 3, 4)]
-    with ThreadPoolExecutor(3) as threads:
-        answers = list(threads.map(lambda x: client.infer("three", {"X": x}), rows))
+    answers = together(client, "three", lambda x: client.infer("three", {"X": x}), rows)
     for x, answer in zip(rows, answers, strict=True):
         np.testing.assert_array_equal(answer["DOUBLED"], 2 * x)
         np.testing.assert_array_equal(answer["MEAN"], [[x.mean()]])
         padded = np.pad(x, [(0, 0), (0, 4 - x.shape[1])], constant_values=-7)
         np.testing.assert_array_equal(answer["RAW"], padded)
-    assert client.statistics("three")[0].execution_count - before == 1
 
 
 @pytest.mark.parametrize("model", ["texts", "here"])
 def test_texts_are_padded_for_python_models(client: Client, model: str) -> None:
-    before = client.statistics(model)[0].execution_count
-
     def ask(length: int) -> Answer:
         note = strings([b"w%d" % n for n in range(length)], (1, length))
         return client.infer(model, {"X": row(length), "NOTE": note})
 
-    with ThreadPoolExecutor(3) as threads:
-        answers = list(threads.map(ask, range(3)))
     expected = [
         {"X": [1, 4], "NOTE": [[f"w{n}" for n in range(length)] + ["<pad>"] * (4 - length)]}
         for length in range(3)
     ]
-    for length, answer in enumerate(answers):
-        np.testing.assert_array_equal(answer["Y"], 2 * row(length))
-        seen = json.loads(answer["SEEN"][0, 0])
-        assert sorted(seen, key=str) == sorted(expected, key=str)
-    assert client.statistics(model)[0].execution_count - before == 1
+    check_shapes(together(client, model, ask, range(3)), [row(n) for n in range(3)], expected)
 
 
 def test_outputs_are_padded_to_the_bucket_unless_they_follow(client: Client) -> None:

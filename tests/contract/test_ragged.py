@@ -1,23 +1,20 @@
 """Ragged batches over every transport: requests of different shapes in one run."""
 
-import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from headrace.core.errors import InvalidRequest
-from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
+from tests.contract.conftest import CARRIERS, FIRST_CARRIER
+from tests.contract.together import THREE, check_shapes, together
 from tests.models.onnx_graphs import identity, ragged_sums, write_model
 from tests.models.python_models import SHAPES, execution, tensors, write_python_model
 from tests.models.warmup_models import sample
 from tests.support.client import Answer, Client, strings
 from tests.support.server_process import ServerProcess, clean_server
 
-# Three requests run together: the delay is longer than a test may take.
-THREE = "dynamic_batching { preferred_batch_size: 3 max_queue_delay_microseconds: 50000000 }\n"
 RAGGED = 'input { name: "INPUT" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }\n'
 INDEX = (
     'batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "INDEX"'
@@ -59,47 +56,29 @@ def server(
         yield running
 
 
-@pytest.fixture(params=CLIENTS)
-def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
-    with CLIENTS[request.param](server) as made:
-        yield made
-
-
 ROWS = [np.arange(n, dtype=np.float32).reshape(1, n) for n in (3, 4, 5)]
 
 
-def executions(client: Client, model: str) -> int:
-    return client.statistics(model)[0].execution_count
-
-
 def test_requests_of_different_shapes_run_together(client: Client) -> None:
-    before = executions(client, "sums")
-    with ThreadPoolExecutor(3) as threads:
-        answers = list(threads.map(lambda row: client.infer("sums", {"INPUT": row}), ROWS))
+    answers = together(client, "sums", lambda row: client.infer("sums", {"INPUT": row}), ROWS)
     for row, answer in zip(ROWS, answers, strict=True):
         np.testing.assert_array_equal(answer["SUM"], [[row.sum()]])
         np.testing.assert_array_equal(answer["DOUBLED"], 2 * row)
-    assert executions(client, "sums") - before == 1
 
 
 def test_outputs_with_a_row_for_each_request(client: Client) -> None:
-    before = executions(client, "rows")
-    with ThreadPoolExecutor(3) as threads:
-        answers = list(threads.map(lambda row: client.infer("rows", {"INPUT": row}), ROWS))
+    answers = together(client, "rows", lambda row: client.infer("rows", {"INPUT": row}), ROWS)
     for row, answer in zip(ROWS, answers, strict=True):
         np.testing.assert_array_equal(answer["SUM"], [[row.sum()]])
-    assert executions(client, "rows") - before == 1
 
 
 def test_outputs_by_name(client: Client) -> None:
     names: list[tuple[str, ...]] = [("SUM",), ("DOUBLED",), ()]
-    with ThreadPoolExecutor(3) as threads:
-        calls = [
-            threads.submit(client.infer, "sums", {"INPUT": row}, outputs=wanted)
-            for row, wanted in zip(ROWS, names, strict=True)
-        ]
-        answers = [call.result(60) for call in calls]
-    found = [sorted(answer.outputs) for answer in answers]
+
+    def ask(place: int) -> Answer:
+        return client.infer("sums", {"INPUT": ROWS[place]}, outputs=names[place])
+
+    found = [sorted(answer.outputs) for answer in together(client, "sums", ask, range(3))]
     assert found == [["SUM"], ["DOUBLED"], ["DOUBLED", "SUM"]]
 
 
@@ -109,7 +88,6 @@ def test_outputs_by_name(client: Client) -> None:
 def test_a_python_model_gets_each_request_in_its_own_shape(
     client: Client, model: str, size: int
 ) -> None:
-    before = executions(client, model)
     given = [np.arange(2 * n, dtype=np.float32).reshape(2, n) for n in (3, 0, size)]
     notes: list[list[list[str]]]
     notes = [[["a", "bcd"], ["", "e"]], [["f"], ["g"]], [[], []]]
@@ -121,16 +99,10 @@ def test_a_python_model_gets_each_request_in_its_own_shape(
         note = strings(elements, (2, len(elements) // 2))
         return client.infer(model, {"X": given[place], "NOTE": note})
 
-    with ThreadPoolExecutor(3) as threads:
-        answers = list(threads.map(ask, range(3)))
     expected: list[dict[str, object]] = [{"X": list(array.shape)} for array in given]
     if size == 5:
         expected = [each | {"NOTE": n} for each, n in zip(expected, notes, strict=True)]
-    for array, answer in zip(given, answers, strict=True):
-        np.testing.assert_array_equal(answer["Y"], 2 * array)
-        seen = json.loads(answer["SEEN"][0, 0])
-        assert sorted(seen, key=str) == sorted(expected, key=str)
-    assert executions(client, model) - before == 1
+    check_shapes(together(client, model, ask, range(3)), given, expected)
 
 
 def test_computed_inputs_of_python_models_have_no_effect(server: ServerProcess) -> None:
