@@ -14,6 +14,7 @@ from headrace.core.identity import CHANGING, Permission
 from headrace.plugins.access.keys import NewKey, new_key
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
+from tests.support.access_file import known_client
 from tests.support.grpc_client import SERVICE, infer_message, procedure
 from tests.support.http_socket import RawAnswer, ask
 from tests.support.scrape import until
@@ -70,13 +71,8 @@ def keys() -> dict[str, NewKey]:
 
 
 def _file(keys: dict[str, NewKey]) -> str:
-    lines = []
-    for role in ROLES:
-        lines += [f"[roles.{role}]", f'may = ["{role}"]', f'models = ["{SEEN}"]']
-    lines += ["[roles.all]", 'may = ["*"]']
-    for name, key in keys.items():
-        lines += [f"[keys.{name}]", f'hash = "{key.hash}"', f'roles = ["{name}"]']
-    return "\n".join(lines) + "\n"
+    roles = (known_client(role, keys[role], [role], [SEEN]) for role in ROLES)
+    return "".join(roles) + known_client("all", keys["all"])
 
 
 @pytest.fixture(scope="module")

@@ -4,40 +4,24 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
 from headrace.client import StatusError
 from headrace.client.blocking import Client
 from headrace.plugins.access.keys import new_key
+from tests.support.access_file import known_client
 from tests.support.command import FREE_PORTS, run
 from tests.support.issuer import TokenIssuer, served
-from tests.support.scrape import Metrics, until
+from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess, clean_server, onnx_examples
 
 WEB, OPS = new_key(), new_key()
-TEXT = f"""
-[roles.scorer]
-may = ["infer", "read"]
-models = ["simple"]
-
-[keys.web]
-hash = "{WEB.hash}"
-roles = ["scorer"]
-
-[roles.operator]
-may = ["observe"]
-
-[keys.ops]
-hash = "{OPS.hash}"
-roles = ["operator"]
-
-[[peers]]
-user = {os.getuid()}
-name = "neighbour"
-roles = ["scorer"]
-"""
+TEXT = (
+    known_client("web", WEB, ["infer", "read"], ["simple"], role="scorer")
+    + known_client("ops", OPS, ["observe"])
+    + f'[[peers]]\nuser = {os.getuid()}\nname = "neighbour"\nroles = ["scorer"]\n'
+)
 ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
 UNAUTHENTICATED = 16
 FRONT_ENDS = ["", pytest.param("--frontends=1", marks=pytest.mark.slow)]
@@ -92,20 +76,18 @@ def test_answers_are_timed_by_the_class_of_the_client(
         ask(url)
 
     def counted(family: str) -> dict[tuple[str, str], float]:
-        url = f"http://{server.metrics}/metrics"
-        headers = {"Authorization": f"Bearer {OPS.key}"}
-        text = httpx.get(url, headers=headers, trust_env=False).text
         return {
             (own["headrace_identity"], own[status]): value
-            for own, value in Metrics(text).samples(f"{family}_duration_seconds_count")
+            for own, value in scraper.now().samples(f"{family}_duration_seconds_count")
             for status in ("http_response_status_code", "rpc_response_status_code")
             if own["headrace_operation"] == "infer" and status in own
         }
 
     http = {("key", "200"): 2, ("anonymous", "401"): 1, ("peer", "200"): 1}
     rpc = {("key", "OK"): 1, ("anonymous", "UNAUTHENTICATED"): 1}
-    until(lambda: counted("http_server_request") == http, f"{http}")
-    until(lambda: counted("rpc_server_call") == rpc, f"{rpc}")
+    with Scraper(server.metrics, OPS.key) as scraper:
+        until(lambda: counted("http_server_request") == http, f"{http}")
+        until(lambda: counted("rpc_server_call") == rpc, f"{rpc}")
 
 
 @pytest.mark.slow

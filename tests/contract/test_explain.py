@@ -16,6 +16,7 @@ from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.models.sequence_models import write_adder
+from tests.support.access_file import known_client
 from tests.support.command import run
 from tests.support.server_process import ServerProcess, clean_server
 
@@ -55,15 +56,12 @@ def server(
     write_ensemble(root, "graph", ENSEMBLE)
     write_adder(root, "stateful", "direct { }")
     write_python_model(root, "many", PYTHON, DECLARED)
-    lines = [
-        "[roles.all]", 'may = ["*"]', "[roles.watch]", 'may = ["observe"]', 'models = ["plain"]',
-        "[roles.use]", 'may = ["infer"]',
-        "[keys.all]", f'hash = "{keys["all"].hash}"', 'roles = ["all"]',
-        "[keys.watcher]", f'hash = "{keys["watcher"].hash}"', 'roles = ["watch"]',
-        "[keys.user]", f'hash = "{keys["user"].hash}"', 'roles = ["use"]',
-    ]  # fmt: skip
     access = root.parent / "access.toml"
-    access.write_text("\n".join(lines))
+    access.write_text(
+        known_client("all", keys["all"])
+        + known_client("watcher", keys["watcher"], ["observe"], ["plain"])
+        + known_client("user", keys["user"], ["infer"])
+    )
     options = [f"--access={access}", "--exit-on-error=false"]
     if request.param == "front ends":
         options.append("--frontends=1")

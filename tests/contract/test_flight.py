@@ -22,6 +22,7 @@ from headrace.plugins.access.keys import new_key
 from tests.contract import graphs
 from tests.contract.conftest import FRONT_ENDS
 from tests.models.onnx_graphs import add_sub, write_model
+from tests.support.access_file import known_client
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.table_models import numbers, write_table_models
 
@@ -230,14 +231,6 @@ def test_calls_are_counted_by_door(client: Any, server: ServerProcess) -> None:
 
 
 _QUOTAS = """
-[roles.all]
-may = ["*"]
-[keys.ann]
-hash = "%s"
-roles = "all"
-[keys.bob]
-hash = "%s"
-roles = "all"
 [[quotas]]
 name = "own"
 of = ["ann"]
@@ -255,7 +248,7 @@ def test_quotas_of_clients_and_of_addresses_behind_a_proxy(tmp_path: Path) -> No
     write_table_models(tmp_path / "models")
     ann, bob = new_key(), new_key()
     rules = tmp_path / "access.toml"
-    rules.write_text(_QUOTAS % (ann.hash, bob.hash))
+    rules.write_text(known_client("ann", ann) + known_client("bob", bob) + _QUOTAS)
     options = ["--door=flight=0", f"--access={rules}", "--trusted-proxies=127.0.0.0/8"]
     with (
         ServerProcess(tmp_path / "models", options=options) as process,

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from headrace.plugins.access.keys import new_key
+from tests.support.access_file import known_client
 from tests.support.command import FREE_PORTS, run
-from tests.support.scrape import Metrics, until
+from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.table_models import numbers, write_table_models
 from tests.support.tls_files import FOLDER, ROOT, Authority, tls_options
@@ -22,31 +22,20 @@ flight = pytest.importorskip("pyarrow.flight")
 pytestmark = pytest.mark.slow
 
 READER, INFERRER, OBSERVER = new_key(), new_key(), new_key()
-RULES = f"""
+RULES = (
+    known_client("reader", READER, ["read"], ["numbers", "texts"])
+    + known_client("inferrer", INFERRER, ["infer"])
+    + known_client("observer", OBSERVER, ["observe"])
+    + """
 [roles.scorer]
 may = ["infer", "read"]
 models = ["numbers"]
-[roles.reader]
-may = ["read"]
-models = ["numbers", "texts"]
 [[certificates]]
 dns = "localhost"
 name = "scorer"
 roles = ["scorer"]
-[keys.reader]
-hash = "{READER.hash}"
-roles = ["reader"]
-[roles.inferrer]
-may = ["infer"]
-[keys.inferrer]
-hash = "{INFERRER.hash}"
-roles = ["inferrer"]
-[roles.observer]
-may = ["observe"]
-[keys.observer]
-hash = "{OBSERVER.hash}"
-roles = ["observer"]
 """
+)
 
 
 @pytest.fixture
@@ -137,8 +126,8 @@ def test_refusals_are_recorded_and_counted(served: ServerProcess, tmp_path: Path
         {**common, "operation": "ModelInfer", "status": "NOT_FOUND", "identity": "scorer",
          "model": "texts"},
     ]  # fmt: skip
-    given = {"authorization": f"Bearer {OBSERVER.key}"}
-    metrics = Metrics(httpx.get(f"http://{served.metrics}/metrics", headers=given).text)
+    with Scraper(served.metrics, OBSERVER.key) as scraper:
+        metrics = scraper.now()
     for operation, status in (
         ("stream_infer", "UNAUTHENTICATED"), ("stream_infer", "PERMISSION_DENIED"),
         ("metadata", "NOT_FOUND"), ("stream_infer", "NOT_FOUND"),

@@ -12,6 +12,7 @@ from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import tensors, write_python_model
+from tests.support.access_file import known_client
 from tests.support.http_socket import RawAnswer, ask
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server, onnx_examples
@@ -122,14 +123,8 @@ def test_access_is_that_of_version_2(tmp_path: Path) -> None:
     web = new_key()
     (models := tmp_path / "models").mkdir()
     (tmp_path / "access.toml").write_text(
-        f'''
-        roles.scorer = {{ may = ["infer", "read"], models = ["simple"] }}
-        keys.web = {{ hash = "{web.hash}", roles = ["scorer"] }}
-        [[quotas]]
-        of = ["address"]
-        requests_per_sec = 0.001
-        burst = 1
-        '''
+        known_client("web", web, ["infer", "read"], ["simple"])
+        + '[[quotas]]\nof = ["address"]\nrequests_per_sec = 0.001\nburst = 1\n'
     )
     row = {"instances": [{"INPUT0": [1] * 16, "INPUT1": [2] * 16}]}
     options = [

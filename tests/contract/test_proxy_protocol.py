@@ -13,6 +13,7 @@ import pytest
 
 from headrace.plugins.access.keys import new_key
 from tests.contract.conftest import CARRIERS
+from tests.support.access_file import known_client
 from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.tls_files import tls_options
@@ -23,7 +24,6 @@ _SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 _CLIENT = "192.0.2.77"
 _HTTP = b"GET /v2/models/m HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-_RULES = '[roles.all]\nmay = "*"\n[keys.web]\nhash = "%s"\nroles = ["all"]\n'
 
 
 def _proxied(client: str) -> bytes:
@@ -79,7 +79,7 @@ def test_the_client_is_recorded(
 ) -> None:
     pytest.importorskip("pyarrow")
     log, rules = tmp_path / "audit.log", tmp_path / "access.toml"
-    rules.write_text(_RULES % new_key().hash)
+    rules.write_text(known_client("web", new_key()))
     options = [
         "--door=flight=0", "--trusted-proxies=127.0.0.0/8", "--proxy-protocol",
         f"--access={rules}", f"--audit-log={log}", *CARRIERS[carrier],

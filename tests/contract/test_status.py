@@ -16,6 +16,7 @@ from headrace.plugins.access.keys import NewKey, new_key
 from tests.contract.conftest import FRONT_ENDS
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import tensors, write_python_model
+from tests.support.access_file import known_client
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask
 from tests.support.scrape import until
@@ -60,12 +61,10 @@ def watched(
     certificate, key = Authority("status").sign("server", ["localhost"])
     (root.parent / "server.pem").write_bytes(certificate)
     (root.parent / "server.key").write_bytes(key)
-    lines = [
-        "[roles.all]", 'may = ["*"]', "[roles.watch]", 'may = ["observe"]', 'models = ["same"]',
-        "[keys.all]", f'hash = "{keys["all"].hash}"', 'roles = ["all"]',
-        "[keys.watcher]", f'hash = "{keys["watcher"].hash}"', 'roles = ["watch"]',
-    ]  # fmt: skip
-    (root.parent / "access.toml").write_text("\n".join(lines))
+    (root.parent / "access.toml").write_text(
+        known_client("all", keys["all"])
+        + known_client("watcher", keys["watcher"], ["observe"], ["same"])
+    )
     options = (
         *tls_options("http", root.parent), f"--access={root.parent}/access.toml",
         "--exit-on-error=false", "--max-connections=8",

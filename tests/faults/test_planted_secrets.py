@@ -19,6 +19,7 @@ from headrace.api.operations import OPERATIONS, Category, Operation, by_procedur
 from headrace.plugins.access.keys import new_key
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.models.python_models import tensors, write_python_model
+from tests.support.access_file import known_client
 from tests.support.command import run
 from tests.support.grpc_client import OPTIONS
 from tests.support.http_socket import HttpSocket
@@ -39,11 +40,6 @@ JSON = {
 }
 FAR = "far"  # a model on the upstream
 ACCESS = """
-[roles.all]
-may = "*"
-[keys.web]
-hash = "{}"
-roles = ["all"]
 [issuers.corp]
 issuer = "{}"
 audience = "headrace"
@@ -212,7 +208,9 @@ def test_secrets_are_nowhere(
     key_of_web, issuer = new_key(), TokenIssuer()
     secrets.values |= {"API key": key_of_web.key, "token": issuer.token().decode()}
     (tmp_path / "keys.json").write_text(json.dumps(issuer.document))
-    (access := tmp_path / "access.toml").write_text(ACCESS.format(key_of_web.hash, issuer.name))
+    (access := tmp_path / "access.toml").write_text(
+        known_client("web", key_of_web, role="all") + ACCESS.format(issuer.name)
+    )
     files = {name: tmp_path / name for name in ("audit", "traces")}
     options = (
         "--access-log", "--log-verbose=2", "--exit-on-error=false", f"--frontends={front_ends}",

@@ -30,11 +30,12 @@ class Metrics:
 
 
 class Scraper:
-    """Reads the metrics of one server."""
+    """Reads the metrics of one server, as the client with a key if there is one."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, key: str = "") -> None:
         self._http = httpx.Client(
             base_url=f"http://{address}", timeout=60, trust_env=False,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
             verify=False,  # to read certificates takes 20 ms
         )  # fmt: skip
 

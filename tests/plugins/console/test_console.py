@@ -17,6 +17,7 @@ from headrace.plugins.access.keys import new_key
 from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import tensors, write_python_model
+from tests.support.access_file import known_client
 from tests.support.browser import Browser, browser
 from tests.support.http_client import HttpClient
 from tests.support.object_store import ObjectStore, held_download
@@ -338,9 +339,8 @@ def test_a_graph_of_steps_that_a_client_may_not_see(window: Browser, tmp_path: P
     write_ensemble(models, "twice", GRAPH)
     everything, part = new_key(), new_key()
     (tmp_path / "access.toml").write_text(
-        '[roles.all]\nmay = ["*"]\n[roles.part]\nmay = ["observe", "read"]\nmodels = ["twice"]\n'
-        f'[keys.ops]\nhash = "{everything.hash}"\nroles = ["all"]\n'
-        f'[keys.partner]\nhash = "{part.hash}"\nroles = ["part"]\n'
+        known_client("ops", everything)
+        + known_client("partner", part, ["observe", "read"], ["twice"])
     )
     with clean_server(models, options=(f"--access={tmp_path}/access.toml",)) as server:
         window.open("about:blank")
@@ -359,9 +359,7 @@ def test_keys_and_rights(window: Browser, tmp_path: Path) -> None:
     onnx_examples(models)
     everything, reader = new_key(), new_key()
     (tmp_path / "access.toml").write_text(
-        '[roles.all]\nmay = ["*"]\n[roles.look]\nmay = ["observe", "read"]\n'
-        f'[keys.ops]\nhash = "{everything.hash}"\nroles = ["all"]\n'
-        f'[keys.watcher]\nhash = "{reader.hash}"\nroles = ["look"]\n'
+        known_client("ops", everything) + known_client("watcher", reader, ["observe", "read"])
     )
     options = (
         f"--access={tmp_path}/access.toml", "--model-control-mode=explicit", "--load-model=*",

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.plugins.access.keys import new_key
+from tests.support.access_file import known_client
 from tests.support.browser import Browser, browser
 from tests.support.scrape import until
 from tests.support.server_process import clean_server, onnx_examples
@@ -34,9 +35,7 @@ def test_a_client_with_a_key(window: Browser, tmp_path: Path) -> None:
     (models := tmp_path / "models").mkdir()
     onnx_examples(models)
     key = new_key()
-    (tmp_path / "access.toml").write_text(
-        f'[roles.all]\nmay = ["*"]\n[keys.all]\nhash = "{key.hash}"\nroles = ["all"]\n'
-    )
+    (tmp_path / "access.toml").write_text(known_client("all", key))
     with clean_server(models, options=(f"--access={tmp_path}/access.toml",)) as server:
         window.open(f"{server.url}/docs")
         window.await_text("Authorize")
