@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
 from mlflow import MlflowClient
 
 from tests.support.remote import free_port
-from tests.support.scrape import until
+from tests.support.started import until_answers
 
 
 class MlflowServer:
@@ -29,7 +28,8 @@ class MlflowServer:
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true",
             "PYTHONWARNINGS": "ignore",
         }  # fmt: skip
-        with (self._folder / "mlflow.log").open("wb") as log:
+        path = self._folder / "mlflow.log"
+        with path.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1",
                  "--port", self.host.rpartition(":")[2], "--workers", "1",
@@ -37,15 +37,8 @@ class MlflowServer:
                  "--artifacts-destination", str(self._folder / "artifacts")],
                 stdout=log, stderr=log, env=environment,
             )  # fmt: skip
-
-        def answers() -> bool:
-            try:
-                return httpx.get(f"{self.url}/health", trust_env=False).status_code == 200
-            except httpx.TransportError:
-                return False
-
         try:
-            until(answers, "the server of MLflow", seconds=240)
+            until_answers(f"{self.url}/health", self._process, path, 240)
         except BaseException:
             self.__exit__()
             raise
