@@ -1,6 +1,5 @@
 """Every operation, on every door, for every role: what a client may do, and what it may know."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -271,9 +270,7 @@ def test_a_change_of_the_file_takes_effect_on_open_connections(
 def test_control_has_an_address_of_its_own(carrier: str, repository: Path) -> None:
     options = (*CARRIERS[carrier], "--control-address=127.0.0.1:0", "--allow-client-shm")
     with clean_server(repository, options=options) as process:
-        found = re.search(r"^control +http://(\S+)", process.output, re.M)
-        assert found is not None
-        control = found[1]
+        control = process.door("control").removeprefix("http://")
         for operation in OPERATIONS:
             for route in operation.routes:
                 if operation.needs(route.changes) in CHANGING:

@@ -48,9 +48,7 @@ def server(
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[Any]:
-    found = re.search(r"^flight +(grpc://\S+)$", server.output, re.MULTILINE)
-    assert found is not None, server.output
-    with flight.connect(found[1]) as connected:
+    with flight.connect(server.door("flight")) as connected:
         yield connected
 
 
@@ -187,8 +185,6 @@ def test_damaged_messages_never_end_the_server(client: Any, server: ServerProces
     """Messages of valid streams are changed at random, for a time."""
     grpc = pytest.importorskip("grpc")
     rng = random.Random(1)
-    found = re.search(r"^flight +grpc://(\S+)$", server.output, re.MULTILINE)
-    assert found is not None
     batch = pa.record_batch({"INPUT0": pa.array(["a", "b"]).dictionary_encode()})
     from headrace.plugins.flight.wire import data_of
 
@@ -204,7 +200,7 @@ def test_damaged_messages_never_end_the_server(client: Any, server: ServerProces
         stream.append(b"".join(data_of(pa.py_buffer(framed))))
     stream[0] = descriptor + stream[0]
     codes: dict[str, int] = {}
-    with grpc.insecure_channel(found[1]) as channel:
+    with grpc.insecure_channel(server.door("flight").removeprefix("grpc://")) as channel:
         call = channel.stream_stream("/arrow.flight.protocol.FlightService/DoExchange")
         until = time.monotonic() + _FUZZ_SECS
         while time.monotonic() < until:
@@ -252,7 +248,7 @@ def test_quotas_of_clients_and_of_addresses_behind_a_proxy(tmp_path: Path) -> No
     options = ["--door=flight=0", f"--access={rules}", "--trusted-proxies=127.0.0.0/8"]
     with (
         ServerProcess(tmp_path / "models", options=options) as process,
-        flight.connect(re.search(r"^flight +(grpc://\S+)$", process.output, re.M)[1]) as client,  # type: ignore[index]
+        flight.connect(process.door("flight")) as client,
     ):
 
         def given(key: str, address: str) -> Sequence[tuple[bytes, bytes]]:
@@ -275,9 +271,7 @@ def test_a_server_that_ends_answers_what_it_has_taken(tmp_path: Path) -> None:
     hold = 'max_batch_size: 8 parameters { key: "execution" value { string_value: "thread" } }'
     write_model(tmp_path, "spin", graphs.spin(), hold)
     with clean_server(tmp_path, options=["--door=flight=0"]) as process:
-        found = re.search(r"^flight +(grpc://\S+)$", process.output, re.MULTILINE)
-        assert found is not None
-        with flight.connect(found[1]) as client:
+        with flight.connect(process.door("flight")) as client:
             writer, reader = client.do_exchange(path("spin"))
             writer.begin(spin(1).schema)
             writer.write_batch(spin(1))

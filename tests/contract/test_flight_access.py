@@ -1,7 +1,6 @@
 """Arrow Flight's door with TLS, identities and an audit log: who may do what, what is recorded."""
 
 import json
-import re
 import ssl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -55,10 +54,9 @@ def served(models: Path, tmp_path: Path) -> Iterator[ServerProcess]:
         yield process
 
 
-def port(process: ServerProcess, scheme: str = r"grpc\+tls") -> int:
-    found = re.search(rf"^flight +{scheme}://127\.0\.0\.1:(\d+)$", process.output, re.M)
-    assert found is not None, process.output
-    return int(found[1])
+def address(process: ServerProcess) -> str:
+    """The host for which there is a certificate, and the port."""
+    return process.door("flight").replace("grpc+tls://127.0.0.1", "localhost")
 
 
 def connect(process: ServerProcess, known: bool = False) -> Any:
@@ -67,7 +65,7 @@ def connect(process: ServerProcess, known: bool = False) -> Any:
         name: (FOLDER / file).read_bytes()
         for name, file in (("cert_chain", "client.pem"), ("private_key", "client.key"))
     }
-    url = f"grpc+tls://localhost:{port(process)}"
+    url = f"grpc+tls://{address(process)}"
     return flight.connect(url, tls_root_certs=ROOT.read_bytes(), **(pair if known else {}))
 
 
@@ -150,7 +148,7 @@ def test_procedures(served: ServerProcess, procedure: str, permission: str) -> N
 
     def status(key: str) -> Any:
         given = (("authorization", f"Bearer {key}"),) if key else ()
-        with grpc.secure_channel(f"localhost:{port(served)}", credentials) as channel:
+        with grpc.secure_channel(address(served), credentials) as channel:
             call = channel.stream_stream(f"/arrow.flight.protocol.FlightService/{procedure}")
             try:
                 list(call(iter([b""]), timeout=30, metadata=given))
@@ -185,13 +183,14 @@ def test_files_that_change_are_in_effect_for_new_connections(models: Path, tmp_p
         return certificate.decode().strip()
 
     def shown() -> str:
-        return ssl.get_server_certificate(("127.0.0.1", port(process))).strip()
+        port = int(address(process).removeprefix("localhost:"))
+        return ssl.get_server_certificate(("127.0.0.1", port)).strip()
 
     first = write("first")
     options = ["--door=flight=0", *tls_options("flight", folder)]
     with clean_server(models, options=options) as process:
         assert shown() == first
-        url = f"grpc+tls://localhost:{port(process)}"
+        url = f"grpc+tls://{address(process)}"
         with flight.connect(url, tls_root_certs=authority.root) as client:
             assert ask(client, "numbers") == 3
             second = write("second")
@@ -211,7 +210,7 @@ def test_restricted_operations(models: Path, tmp_path: Path) -> None:
     options = ["--door=flight=0", "--restricted-api=inference:x-key=right", f"--audit-log={log}"]
     with (
         clean_server(models, options=options) as process,
-        flight.connect(f"grpc://localhost:{port(process, 'grpc')}") as client,
+        flight.connect(process.door("flight")) as client,
     ):
         assert ask(client, "numbers", [(b"x-key", b"right")]) == 3
         with pytest.raises(flight.FlightUnavailableError, match="expecting header 'x-key'"):

@@ -232,12 +232,8 @@ def test_identities_by_certificate(small_repository: Path, tmp_path: Path, carri
     stranger = ssl.create_default_context(cafile=str(ROOT))
     with clean_server(small_repository, options=options) as process:
         url = process.url.replace("127.0.0.1", "localhost")
-        control = re.search(r"control +https://127\.0\.0\.1(:\d+)", process.output)
-        assert control is not None
-        for base, path in (
-            (url, "/v2/models/identity"),
-            (f"https://localhost{control[1]}", "/v2/models/stats"),
-        ):
+        control = process.door("control").replace("127.0.0.1", "localhost")
+        for base, path in ((url, "/v2/models/identity"), (control, "/v2/models/stats")):
             assert httpx.get(base + path, verify=known).status_code == 200
             assert httpx.get(base + path, verify=stranger).status_code in (401, 403)
         pair = ((FOLDER / f"client.{kind}").read_bytes() for kind in ("key", "pem"))

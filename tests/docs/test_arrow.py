@@ -1,6 +1,5 @@
 """The programs of docs/arrow.md, against a server with the examples."""
 
-import re
 import shutil
 import subprocess
 import sys
@@ -26,9 +25,8 @@ def test_the_programs_of_the_page(tmp_path: Path) -> None:
         subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
         found = pa.ipc.open_stream((tmp_path / "labels.arrow").read_bytes()).read_all()
         assert found.column_names == ["probabilities", "label"]
-        port = re.search(r"^flight +grpc://127.0.0.1:(\d+)$", server.output, re.MULTILINE)
-        assert port is not None
-        program = labels.replace("8815", port[1])
+        port = server.door("flight").removeprefix("grpc://127.0.0.1:")
+        program = labels.replace("8815", port)
         done = subprocess.run(
             [sys.executable, "-c", program],
             cwd=tmp_path,

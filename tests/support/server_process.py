@@ -103,6 +103,12 @@ class ServerProcess:
         size = os.fstat(self._errors.fileno()).st_size
         return os.pread(self._errors.fileno(), size, 0).decode()
 
+    def door(self, name: str) -> str:
+        """The URL of a further door, from standard output."""
+        found = re.search(rf"^{name} +(\S+)", self.output, re.MULTILINE)
+        assert found is not None, self.output
+        return found[1]
+
     def await_logged(self, text: str) -> None:
         """Wait until `text` is in the log: a thread of the server writes it, after the answer."""
         until(lambda: text in self.log, f"{text!r} in the log")
