@@ -131,7 +131,7 @@ def answers(client: GrpcClient) -> bool:
 
 
 def test_a_hanging_triton_is_killed(stand_in: Path, tmp_path: Path) -> None:
-    with serving(stand_in, tmp_path, "--triton-hang-secs=2") as (server, client):
+    with serving(stand_in, tmp_path, "--triton-hang-secs=5") as (server, client):
         [pid] = servers(server.pid)
         os.kill(pid, signal.SIGSTOP)
         until(lambda: "triton-0 has given no sign of life for" in server.log, "its end")

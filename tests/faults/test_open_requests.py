@@ -48,8 +48,12 @@ def endless(model: str, file: Path, id: str = "") -> pb.ModelInferRequest:
 
 
 def kill_workers(server: ServerProcess) -> None:
-    for process in psutil.Process(server.pid).children():
+    """Kill all workers; on return the server has noticed, and no child is one of them."""
+    killed = psutil.Process(server.pid).children()
+    for process in killed:
         process.kill()
+    _, left = psutil.wait_procs(killed, timeout=60)
+    assert not left
 
 
 def test_open_requests_fail_with_their_worker(server: ServerProcess, tmp_path: Path) -> None:

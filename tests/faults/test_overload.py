@@ -43,7 +43,7 @@ def few(repository: Path, gates: Gates) -> Iterator[Busy]:
 def small(request: pytest.FixtureRequest, repository: Path, gates: Gates) -> Iterator[Busy]:
     options = [
         IN_PROCESS, "--max-admitted-bytes=100000", "--max-request-bytes=5000000",
-        "--http-body-timeout-secs=1", f"--grpc-transport={request.param}",
+        "--http-body-timeout-secs=3", f"--grpc-transport={request.param}",
     ]  # fmt: skip
     with ServerProcess(repository, options=options) as server:
         yield Busy(server, gates)
@@ -185,10 +185,10 @@ async def test_announced_but_unsent_bytes_do_not_affect_others(
     assert await infer(server, MODEL, 4) == 4
     padded = busy_json(2) + b" " * 60_000
     assert (await post(server.http, INFER[MODEL], padded)).status == 200
-    for connection in connections:  # after a second each
+    for connection in connections:  # after three seconds each
         answer = await connection.receive()
         assert answer.status == 408
-        assert b"no more of the request came for 1 s" in answer.body
+        assert b"no more of the request came for 3 s" in answer.body
         assert await connection.ended()
         await connection.close()
     await until(lambda: admitted(server), lambda found: found == (0, 0))

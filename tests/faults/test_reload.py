@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -182,11 +181,11 @@ def alive(process: psutil.Process) -> bool:
 def test_shutdown_during_a_load(tmp_path: Path) -> None:
     marker = tmp_path / "loading"
     more = f"import os, time\nopen({str(marker)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
-    with start(tmp_path) as server:
+    with start(tmp_path, "--exit-timeout-secs=200") as server:  # it does not wait for the load
         served = Served(server, tmp_path)
         served.publish("code", dedent(SOURCE).format(number=2, more=more).encode())
         until(lambda: marker.exists() and marker.read_text() != "", "the change to be loaded")
         worker = psutil.Process(int(marker.read_text()))
-        assert server.stop(signal.SIGTERM, 20) == 0
+        assert server.stop() == 0
         until(lambda: not alive(worker), "the worker to end")
         assert "every admitted request was answered" in server.log

@@ -91,7 +91,7 @@ class Servers:
         self.second = self.start(free_port())
         write_remote(
             folder / "here", "busy", *self.addresses(),
-            max_in_flight=str(IN_FLIGHT), wait_secs="5", health_timeout_secs="1",
+            max_in_flight=str(IN_FLIGHT), wait_secs="8", health_timeout_secs="3",
         )  # fmt: skip
         self.front = stack.enter_context(ServerProcess(folder / "here"))
         with Scraper(self.front.metrics) as scraper:

@@ -21,8 +21,8 @@ from tests.faults.conftest import IN_PROCESS
 from tests.faults.requests import INFER, busy_message, closed_gate, infer, infer_grpc
 from tests.models.onnx_graphs import write_model
 from tests.models.python_models import execution, tensors, write_python_model
-from tests.support.busy_model import FOREVER, busy_json, cost_of_a_second, write_busy_model
-from tests.support.held import Gates
+from tests.support.busy_model import FOREVER, busy_json, write_busy_model
+from tests.support.held import Gates, write_held_model
 from tests.support.raw_clients import (
     SERVICE,
     HttpAnswer,
@@ -233,7 +233,7 @@ def test_no_request_of_a_client_that_retries_nothing_is_lost(
 async def test_idle_connections_and_streams_do_not_delay_shutdown(
     repository: Path, transport: str
 ) -> None:
-    with serving(repository, f"--grpc-transport={transport}", "--exit-timeout-secs=30") as server:
+    with serving(repository, f"--grpc-transport={transport}", "--exit-timeout-secs=200") as server:
         async with open_channel(server.grpc) as channel:
             kept = await HttpConnection.open(server.http)
             assert (await kept.post(INFER[MODEL], busy_json(1))).status == 200
@@ -244,7 +244,7 @@ async def test_idle_connections_and_streams_do_not_delay_shutdown(
             await stream.write(busy_message(MODEL, 1))
             assert await stream.read()
             server.send(signal.SIGTERM)
-            assert await ended(server, 10) == 0
+            assert await ended(server) == 0
             with pytest.raises(grpc.aio.AioRpcError, match="Server exiting"):
                 await stream.read()
             for connection in (kept, fresh, half):
@@ -350,14 +350,18 @@ def test_a_loading_server_can_be_stopped(endless: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_admitted_requests_are_answered_at_shutdown_during_a_load(endless: Path) -> None:
-    with ServerProcess(endless, wait=False) as server:
-        await until(lambda: get(server.http, "/v2/models/busy/ready"), lambda a: a.status == 200)
-        cost = cost_of_a_second(server.http)
-        waiting = asyncio.ensure_future(infer(server, "busy", 7, cost))
-        await until(lambda: admitted(server), lambda found: found[0] == 1)
-        server.send(signal.SIGTERM)
-        assert await waiting == 7
+async def test_admitted_requests_are_answered_at_shutdown_during_a_load(
+    endless: Path, gates: Gates, tmp_path: Path
+) -> None:
+    write_held_model(tmp_path, "held", gates.folder, tensors("input", ("COST", "INT64", "1")))
+    with ServerProcess(endless, tmp_path, options=[IN_PROCESS], wait=False) as server:
+        await until(lambda: get(server.http, "/v2/models/held/ready"), lambda a: a.status == 200)
+        with closed_gate(gates) as gate:
+            waiting = asyncio.ensure_future(infer(server, "held", gate))
+            await until(lambda: admitted(server), lambda found: found[0] == 1)
+            server.send(signal.SIGTERM)
+            await until(lambda: refusing(server), bool)
+        assert await waiting == gate
         assert await ended(server, 30) == 0
         assert "ready after" not in server.output
 

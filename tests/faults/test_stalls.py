@@ -33,7 +33,7 @@ from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.watching import admitted, until
 
-LIMIT_SECS = 5
+LIMIT_SECS = 10
 # Sends STEPS responses, one every half second, before `execute` returns.
 _STEPS = """
     import time
@@ -80,7 +80,7 @@ each_model = pytest.mark.parametrize(("protocol", "model"), [("grpc", "told"), (
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that counts a model as stalled after a second by default."""
+    """A server that counts a model as stalled after two seconds by default."""
     root = tmp_path_factory.mktemp("stalls")
     write_neighbours(root)
     write_told(root, "told", execution_limit_secs=LIMIT_SECS)
@@ -94,7 +94,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_told(root, "replaced", max_requests=1, stall_secs=0)
     write_python_model(root, "steps", _STEPS, _STEPS_CONFIG)
     write_python_model(root, "flood", _FLOOD, _STEPS_CONFIG.replace("[ 1 ]", "[ -1 ]"))
-    options = ["--stall-secs=1", "--execution-limit-secs=60"]
+    options = ["--stall-secs=2", "--execution-limit-secs=60"]
     with clean_server(root, options=options) as process:
         yield process
 
