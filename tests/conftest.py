@@ -3,6 +3,8 @@
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import suppress
+from inspect import signature
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -53,6 +55,16 @@ def no_settings() -> Iterator[None]:
         for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
             patch.delenv(name)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_clients() -> None:
+    """A minute for each answer: in HTTPX's five seconds a busy machine may not load a model."""
+    with suppress(ImportError):  # it is not among the packages for PyFlink
+        import httpx
+
+        default: httpx.Timeout = signature(httpx.Client).parameters["timeout"].default
+        default.connect = default.read = default.write = default.pool = 60.0
 
 
 @pytest.fixture(scope="session")
