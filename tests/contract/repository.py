@@ -5,6 +5,7 @@ from pathlib import Path
 from headrace.core.datatypes import Datatype
 from tests.contract import graphs
 from tests.models.onnx_graphs import add_sub, identity, lookup, write_model
+from tests.models.python_models import tensors, write_python_model
 from tests.support.held import write_held_model
 
 _HOLD = 'parameters { key: "execution" value { string_value: "thread" } }'
@@ -62,18 +63,40 @@ def write_busy_repository(root: Path, gates: Path) -> None:
     write_model(root, "first_row", graphs.first_row(), "max_batch_size: 8")
 
 
-def write_failing_repository(root: Path) -> None:
-    """One good model, three that cannot be loaded, and one that takes a while to load."""
+def write_failing_repository(root: Path) -> Path:
+    """One good model, three that cannot be loaded, and `late`; the file that holds its load."""
     write_model(root, "good", graphs.add_constant(1), "max_batch_size: 8")
     write_model(root, "broken", b"not a model")
     write_model(root, "hollow", b"\x08\x07")  # of format 7, without a graph
     write_model(root, "unheard_of", graphs.add_constant(1), _UNHEARD_OF)
-    write_late_repository(root)
+    return write_late_model(root, "late")
 
 
-def write_late_repository(root: Path) -> None:
-    """A model with a long load: the load measures it."""
-    write_model(root, "late", graphs.spin(rounds=1_000_000), "max_batch_size: 8")
+# It answers with its process.
+_LATE = """
+    import os, time
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            while os.path.exists(os.path.join(args["model_repository"], "wait")):
+                time.sleep(0.01)
+
+        def execute(self, requests):
+            pid = np.array([[os.getpid()]], np.int64)
+            answer = pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", pid)])
+            return [answer for _ in requests]
+"""
+
+
+def write_late_model(root: Path, name: str) -> Path:
+    """A model in a worker, which starts only while there is no file at the returned path."""
+    signature = tensors("input", ("INPUT0", "FP32", "1"))
+    signature += tensors("output", ("OUTPUT0", "INT64", "1"))
+    write_python_model(root, name, _LATE, f"max_batch_size: 4\n{signature}")
+    return root / name / "wait"
 
 
 def write_small_repository(root: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,18 +22,25 @@ _ZERO = {"INPUT0": np.zeros((1, 1), np.float32)}
 
 
 @pytest.fixture(scope="module")
-def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with open ports; its model `late` is slow to load, `broken` will fail."""
-    root = tmp_path_factory.mktemp("failing")
-    write_failing_repository(root)
-    with ServerProcess(root, options=["--exit-on-error=false"], wait=False) as process:
+def late(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that holds the load of the model `late` of a repository."""
+    return write_failing_repository(tmp_path_factory.mktemp("failing"))
+
+
+@pytest.fixture(scope="module")
+def starting(late: Path) -> Iterator[ServerProcess]:
+    """A server with open ports; its model `late` is held in its load, `broken` will fail."""
+    late.touch()
+    root, options = late.parents[1], ["--exit-on-error=false"]
+    with ServerProcess(root, options=options, wait=False) as process:
         yield process
         assert process.stop() == 0
 
 
 @pytest.fixture(scope="module")
-def started(starting: ServerProcess) -> ServerProcess:
+def started(starting: ServerProcess, late: Path) -> ServerProcess:
     """The same server with `late` loaded."""
+    late.unlink()
     with GrpcClient(starting.grpc) as client:
         until(lambda: client.model_ready("late"), "the late model", seconds=60)
     return starting
