@@ -23,6 +23,8 @@ from tests.contract import graphs
 from tests.contract.conftest import FRONT_ENDS
 from tests.models.onnx_graphs import add_sub, write_model
 from tests.support.access_file import known_client
+from tests.support.held import Gates, write_held_model
+from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.table_models import numbers, write_table_models
 
@@ -267,17 +269,25 @@ def test_quotas_of_clients_and_of_addresses_behind_a_proxy(tmp_path: Path) -> No
         exchange(client, "numbers", numbers(1), headers=given(bob.key, "192.0.2.2"))
 
 
-def test_a_server_that_ends_answers_what_it_has_taken(tmp_path: Path) -> None:
-    hold = 'max_batch_size: 8 parameters { key: "execution" value { string_value: "thread" } }'
-    write_model(tmp_path, "spin", graphs.spin(), hold)
-    with clean_server(tmp_path, options=["--door=flight=0"]) as process:
+def test_a_server_that_ends_answers_what_it_has_taken(
+    tmp_path: Path, gates: Gates, number: int
+) -> None:
+    def held(value: int) -> Any:
+        return pa.record_batch({"VALUE": pa.array([[value]], pa.list_(pa.int64(), 1))})
+
+    write_held_model(tmp_path, "held", gates.folder)
+    options = ["--door=flight=0", "--allow-in-process-python"]
+    with clean_server(tmp_path, options=options) as process, Scraper(process.metrics) as scraper:
         with flight.connect(process.door("flight")) as client:
-            writer, reader = client.do_exchange(path("spin"))
-            writer.begin(spin(1).schema)
-            writer.write_batch(spin(1))
+            writer, reader = client.do_exchange(path("held"))
+            writer.begin(held(1).schema)
+            writer.write_batch(held(1))
             assert reader.read_chunk().data.num_rows == 1
-            writer.write_batch(spin(100_000))
+            writer.write_batch(held(number))
+            scraper.until_running("held")
             os.kill(process.pid, signal.SIGTERM)
+            process.await_logged("shutting down")
+            gates.open(number)
             assert reader.read_chunk().data.num_rows == 1
             with pytest.raises(flight.FlightUnavailableError, match="Server exiting"):
                 reader.read_chunk()
