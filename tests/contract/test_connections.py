@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -35,6 +35,7 @@ from tests.support.client import Input
 from tests.support.grpc_client import OPTIONS, SERVICE, GrpcClient, infer_message, procedure
 from tests.support.http2_socket import REQUEST, Http2Socket, prefixed
 from tests.support.http_socket import HttpSocket, ask
+from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, clean_server
 
 # grpcio tests its own keep-alive.
@@ -125,7 +126,7 @@ def watchful(request: pytest.FixtureRequest, small_repository: Path) -> Iterator
         "--grpc-keepalive-permit-without-calls=1", "--grpc-http2-max-pings-without-data=0",
         "--grpc-http2-min-recv-ping-interval-without-data=100000",
         "--grpc-http2-max-ping-strikes=1",
-        "--grpc-infer-response-compression-level=high", "--http-max-connection-age-secs=1",
+        "--grpc-infer-response-compression-level=high", "--http-max-connection-age-secs=3",
     )  # fmt: skip
     with clean_server(small_repository, options=options) as process:
         yield process
@@ -136,7 +137,7 @@ def restless(request: pytest.FixtureRequest, small_repository: Path) -> Iterator
     """A server with a short maximum age of gRPC connections."""
     options = (
         *CARRIERS[request.param], "--grpc-max-connection-age=150",
-        "--grpc-max-connection-age-grace=1500",
+        "--grpc-max-connection-age-grace=4000",
     )  # fmt: skip
     with clean_server(small_repository, options=options) as process:
         yield process
@@ -198,27 +199,28 @@ def test_running_calls_have_the_grace_period(restless: ServerProcess) -> None:
 
 def test_no_call_is_lost_by_age(restless: ServerProcess) -> None:
     """Clients call over many generations of connections without noticing."""
-    done = threading.Event()
+    done, counts = threading.Event(), [0] * 3
 
-    def call() -> int:
-        count = 0
+    def call(number: int) -> None:
         with GrpcClient(restless.grpc) as client:
             while not done.is_set():
                 zeros = np.zeros((1, 1), np.float32)
                 assert client.infer("identity", {"INPUT0": zeros})["OUTPUT0"].tolist() == [[0]]
-                count += 1
+                counts[number] += 1
                 done.wait(0.005)  # else the clients take the cores from one another
-        return count
 
     with ThreadPoolExecutor(3) as pool:
-        callers = [pool.submit(call) for _ in range(3)]
+        callers = [pool.submit(call, number) for number in range(3)]
         try:
             for _ in range(5):
                 with Connection(restless.grpc) as client:
                     assert client.until(GOAWAY)
+            until(lambda: min(counts) > 5 or any(map(Future.done, callers)), "calls of each client")
         finally:
             done.set()
-        assert all(caller.result() > 5 for caller in callers)
+        for caller in callers:
+            caller.result()
+    assert min(counts) > 5
 
 
 @pytest.mark.parametrize("path", ["/v2/models/identity/infer", "/v2/health/live"])
@@ -236,7 +238,7 @@ def test_an_old_http_connection_closes_after_an_answer(watchful: ServerProcess, 
             answers += 1
             if answer.headers["connection"] == "close":
                 break
-            time.sleep(0.01)  # of the second that the connection may grow old
+            time.sleep(0.01)  # of the seconds that the connection may grow old
         assert answers > 5
         assert client.at_end()
 

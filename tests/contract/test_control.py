@@ -424,11 +424,11 @@ def test_files_are_removed_with_their_version(tmp_path: Path) -> None:
 def test_a_model_that_hangs_in_its_load(tmp_path: Path) -> None:
     write_model(tmp_path, "first", graphs.add_constant(1), CONFIG)
     write_python(tmp_path, "hangs", "import time\n" + PYTHON + HANG)
-    options = ("--model-control-mode=explicit", "--model-load-timeout-secs=1")
+    options = ("--model-control-mode=explicit", "--model-load-timeout-secs=4")
     with ServerProcess(tmp_path, options=options) as server, CLIENTS["http"](server) as client:
         with pytest.raises(
             InvalidRequest,
-            match="version 1 is at UNAVAILABLE state: loading has taken longer than 1 s",
+            match="version 1 is at UNAVAILABLE state: loading has taken longer than 4 s",
         ):
             client.load("hangs")
         until(lambda: not psutil.Process(server.pid).children(), "the end of the worker")

@@ -254,5 +254,5 @@ def test_tls_without_its_files(
 def _infer_securely(channel: grpc.Channel) -> None:
     infer = procedure(channel, f"{SERVICE}/ModelInfer", pb.ModelInferResponse)
     row = np.ones((1, 1), np.float32)
-    answer = infer(infer_message("identity", [Input("INPUT0", row)]), timeout=20)
+    answer = infer(infer_message("identity", [Input("INPUT0", row)]), timeout=60)
     assert read_answer(answer)["OUTPUT0"].tolist() == [[1]]

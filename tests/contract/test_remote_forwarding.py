@@ -106,7 +106,7 @@ def over_http(
     return json.loads(told), rest
 
 
-def over_grpc(channel: grpc.Channel, *metadata: tuple[str, str], timeout: float = 10) -> Any:
+def over_grpc(channel: grpc.Channel, *metadata: tuple[str, str], timeout: float = 60) -> Any:
     """Parameters that the model received."""
     message = pb.ModelInferRequest(model_name="told", raw_input_contents=[b"\1\0\0\0"])
     message.inputs.add(name="X", datatype="INT32", shape=[1, 1])

@@ -245,10 +245,10 @@ def test_identities_by_certificate(small_repository: Path, tmp_path: Path, carri
             with grpc.secure_channel(process.grpc, credentials) as channel:
                 ask = procedure(channel, f"{SERVICE}/ModelMetadata", pb.ModelMetadataResponse)
                 if code is None:
-                    assert ask(request, timeout=20).name == "identity"
+                    assert ask(request, timeout=60).name == "identity"
                 else:
                     with pytest.raises(grpc.RpcError):
-                        ask(request, timeout=20)
+                        ask(request, timeout=60)
 
 
 @OPENSSL
@@ -278,7 +278,7 @@ def test_several_certificates(small_repository: Path, tmp_path: Path, carrier: s
         with grpc.secure_channel(process.grpc, root, named) as channel:
             infer = procedure(channel, f"{SERVICE}/ModelInfer", pb.ModelInferResponse)
             row = np.ones((1, 1), np.float32)
-            infer(infer_message("identity", [Input("INPUT0", row)]), timeout=20)
+            infer(infer_message("identity", [Input("INPUT0", row)]), timeout=60)
 
 
 @pytest.mark.parametrize(("options", "text"), [
