@@ -106,8 +106,10 @@ def waits(x: Float32[N]) -> Float32[N]:
 def test_a_plain_call_ends_in_time() -> None:
     """And leaves nothing charged."""
     with Engine(waits, timeout=0.3, exit_timeout_secs=1) as engine:
+        # The first call may last longer: it is given its own time.
+        first = engine.infer("waits", {"x": np.zeros(1, np.float32)}, timeout=30)
+        assert first.array.tolist() == [0]
         model = engine.model("waits")
-        assert model(x=np.zeros(1, np.float32)).array.tolist() == [0]
         with pytest.raises(TimedOut, match=r"no answer of waits within 0\.3 s"):
             model(x=np.ones(1, np.float32))
         until(lambda: b"\nheadrace_admitted_bytes 0" in engine.metrics(), "nothing charged")
@@ -241,23 +243,24 @@ def test_a_model_is_unloaded_while_threads_call_it(lookups: Path) -> None:
         model = engine.model("lookup")
         model(INPUT0=at(0))
         over = threading.Event()
+        answered = [0, 0, 0]
 
-        def ask(_: int) -> int:
-            answered = 0
+        def ask(number: int) -> None:
             while not over.is_set():
                 with suppress(headrace.ClientError):
-                    answered += len(model(INPUT0=at(1)))
-            return answered
+                    answered[number] += len(model(INPUT0=at(1)))
 
         asked = [pool.submit(ask, number) for number in range(3)]
         try:
+            until(lambda: all(answered), "an answer to each")
             for _ in range(10):
                 engine.unload("lookup")
                 assert not model.ready()
                 engine.load("lookup")
         finally:
             over.set()
-        assert all(each.result(30) for each in asked)
+        for each in asked:
+            each.result(30)
 
 
 async def test_a_caller_of_quick_calls_leaves_the_loop_to_others(lookups: Path) -> None:
