@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from headrace.observability.logs import (
     TextFormatter,
     write_all,
 )
+from tests.support.scrape import until
 
 CREATED = 1_700_000_000.123456
 
@@ -245,8 +247,11 @@ def opened(path: str, flags: int = os.O_WRONLY) -> Iterator[int]:
 def test_a_pipe_with_a_halted_reader() -> None:
     reading, writing = os.pipe()
     writer = LogWriter(partial(write_all, writing), note, unexpected)
-    lines = [b"line %06d %s\n" % (number, b"y" * 80) for number in range(100_000)]
-    for line in lines:
+    lines = [b"x" * (1 << 17) + b"\n"]  # more than the pipe takes
+    lines += [b"line %06d %s\n" % (number, b"y" * 80) for number in range(100_000)]
+    writer.put(lines[0])
+    until(lambda: not select.select([], [writing], [], 0)[1], "a full pipe")
+    for line in lines[1:]:
         writer.put(line)
     assert 50_000 < writer.dropped < len(lines)
     data = b""
