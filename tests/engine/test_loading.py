@@ -266,10 +266,10 @@ def test_a_failing_sample_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "m" / "warmup").mkdir()
     (tmp_path / "m" / "warmup" / "rows").write_bytes(b"\0\0\x80\xbf" * 2)
     model = opened_python(tmp_path)
-    children = set(psutil.Process().children())
+    children = set(psutil.Process().children())  # those of earlier tests may end
     with pytest.raises(LoadFailed, match=r"failed to run warmup sample 'bad': .*below zero"):
         load_version(model, 1, OPTIONS)
-    assert set(psutil.Process().children()) == children
+    assert not set(psutil.Process().children()) - children
 
 
 LABELS = 'output { name: "OUTPUT0" label_filename: "labels.txt" }'
