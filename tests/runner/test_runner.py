@@ -20,6 +20,7 @@ from headrace import ClientError, Runner, ServeError
 from headrace.client import ConnectionFailed, InputError, StatusError
 from headrace.client.transport import Result
 from headrace.core.tensors import Array
+from tests.support.remote import free_ports
 from tests.support.server_process import ServerProcess, clean_server
 
 
@@ -230,13 +231,12 @@ def test_a_forked_runner(place: str) -> None:
 
 def test_a_server_that_is_killed_and_started_again(models: Path) -> None:
     for scheme in ("http", "grpc"):
-        with ServerProcess(models) as first:
-            ports = [
-                f"--{name}-port={address.rpartition(':')[2]}"
-                for name, address in (("http", first.http), ("grpc", first.grpc))
-            ]
+        http, grpc = free_ports(2)
+        ports = [f"--http-port={http}", f"--grpc-port={grpc}"]
+        with ServerProcess(models, options=ports) as first:
             place = first.url if scheme == "http" else f"grpc://{first.grpc}"
-            runner = Runner(place, "add_sub", in_flight=2)
+            # With pauses of 51 seconds in all, in which the next server must have started.
+            runner = Runner(place, "add_sub", in_flight=2, retries=9)
             found = runner.tables(table(8, 8 * number) for number in range(40))
             results = [next(found) for _ in range(5)]
             os.kill(first.pid, signal.SIGKILL)
