@@ -142,7 +142,7 @@ async def test_pinned_models_are_loaded_at_start_and_stay(tmp_path: Path) -> Non
 async def test_a_model_stays_for_its_minimum_time(tmp_path: Path) -> None:
     options = ResidencyOptions(MIB, wait_secs=0.2, minimum_secs=50)
     async with serving(World(tmp_path, options, "a", "b")) as world:
-        await world.ask("a")
+        await world.on_request.bring("a", patient=True)
         with pytest.raises(Unavailable, match=r"'b' was not loaded within 0\.2 s"):
             await world.ask("b")
         assert world.in_memory == {"a"}
