@@ -82,7 +82,7 @@ class Service:
         """Wait for a condition."""
         while not happened():
             self.arrived.clear()
-            await asyncio.wait_for(self.arrived.wait(), 10)
+            await asyncio.wait_for(self.arrived.wait(), 60)
 
     @property
     def calls(self) -> int:

@@ -143,7 +143,7 @@ def test_only_this_server_has_access(server: ServerProcess) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{found[1]}") as channel:
         ask: Any = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
         with pytest.raises(grpc.RpcError, match="restricted"):
-            ask(pb.RepositoryIndexRequest().SerializeToString(), timeout=10)
+            ask(pb.RepositoryIndexRequest().SerializeToString(), timeout=60)
 
 
 def test_a_new_version_loses_no_request(updated: Client, root: Path) -> None:

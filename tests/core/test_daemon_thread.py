@@ -58,7 +58,7 @@ def test_a_result_for_a_closed_loop_is_disposed_of() -> None:
 def test_work_that_raises_stop_iteration_fails() -> None:
     async def work() -> None:
         with pytest.raises(RuntimeError, match="StopIteration") as caught:
-            await asyncio.wait_for(run_in_daemon_thread(lambda: next(iter(())), "compute"), 10)
+            await asyncio.wait_for(run_in_daemon_thread(lambda: next(iter(())), "compute"), 60)
         assert isinstance(caught.value.__cause__, StopIteration)
 
     asyncio.run(work())

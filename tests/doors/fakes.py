@@ -25,7 +25,7 @@ SIGNATURE = Signature(
 
 async def until(condition: Callable[[], bool]) -> None:
     """Run the event loop until a condition holds."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - anything may make it so
             await asyncio.sleep(0)
 

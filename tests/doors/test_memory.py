@@ -38,7 +38,7 @@ async def lend(door: MemoryDoor, *files: int) -> tuple[socket.socket, str]:
     client.setblocking(False)
     await loop.sock_connect(client, door.unix.path)
     socket.send_fds(client, [b"m"], files)
-    answer = await asyncio.wait_for(loop.sock_recv(client, 1000), 10)
+    answer = await asyncio.wait_for(loop.sock_recv(client, 1000), 60)
     for file in files:
         os.close(file)
     return client, answer.decode()

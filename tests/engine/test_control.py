@@ -223,7 +223,7 @@ async def test_shutdown_ends_the_wait_for_a_load(world: World) -> None:
     world.engine.stop_loading()
     for late in (asked, world.control.load("m")):  # neither waits for the running load
         with pytest.raises(Unavailable, match="the server is shutting down"):
-            await asyncio.wait_for(late, 10)
+            await asyncio.wait_for(late, 60)
     world.backend.load_now.set()
     await until(lambda: not world.engine.loading)
 

@@ -153,6 +153,6 @@ async def ask(target: Target) -> float:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - of threads, too
             await asyncio.sleep(0)

@@ -110,12 +110,12 @@ def running(upstream: Upstream) -> Iterator[None]:
     try:
         listening = asyncio.run_coroutine_threadsafe(
             asyncio.start_server(upstream.serve, "127.0.0.1", 0), loop
-        ).result(10)
+        ).result(60)
         upstream.port = listening.sockets[0].getsockname()[1]
         yield
         loop.call_soon_threadsafe(listening.close)
     finally:
-        asyncio.run_coroutine_threadsafe(_end_all(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(_end_all(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -159,7 +159,7 @@ def request(array: Array, id: str = "") -> RemoteRequest:
 
 async def ask(connection: SharedMemoryClient, value: float = 1.0) -> Array:
     """The answer to a row, which is checked."""
-    answer = await infer(connection, request(row(value)), 10)
+    answer = await infer(connection, request(row(value)), 60)
     found: Array = np.asarray(answer.outputs["Y"])
     np.testing.assert_array_equal(found, row(value))
     return found
@@ -167,7 +167,7 @@ async def ask(connection: SharedMemoryClient, value: float = 1.0) -> Array:
 
 async def warm(connection: SharedMemoryClient, echo: Echo) -> None:
     """Wait until both tensors go through shared memory."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (echo.shared and all(echo.shared[-1])):
             await ask(connection)
 
@@ -250,7 +250,7 @@ async def test_a_request_that_cannot_be_encoded_takes_no_region(echo: Echo, endp
         await warm(connection, echo)
         for _ in range(8):
             with pytest.raises(TypeError):
-                await infer(connection, request(row(1.0))._replace(parameters=wrong), 10)
+                await infer(connection, request(row(1.0))._replace(parameters=wrong), 60)
         lease = connection.regions.take(THRESHOLD)
         assert lease is not None
         connection.regions.give_back(lease)
@@ -289,7 +289,7 @@ async def test_a_model_that_gives_more_than_declared(
     async with connected(endpoint) as connection:
         await warm(connection, echo)
         with pytest.raises(CallFailed, match="shared memory size specified"):
-            await infer(connection, request(row(1.0), "end"), 10)
+            await infer(connection, request(row(1.0), "end"), 60)
         await ask(connection)
         assert not echo.shared[-1][1]
     assert "one was larger than declared" in caplog.text
@@ -298,7 +298,7 @@ async def test_a_model_that_gives_more_than_declared(
 async def test_small_tensors_stay_in_the_message(echo: Echo, endpoint: str) -> None:
     async with connected(endpoint) as connection:
         for _ in range(5):
-            await infer(connection, request(np.zeros((1, 4), np.float32)), 10)
+            await infer(connection, request(np.zeros((1, 4), np.float32)), 60)
             assert not echo.shared[-1][0]
 
 
