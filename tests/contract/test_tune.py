@@ -106,6 +106,23 @@ def test_the_best_settings_are_found_and_written(repository: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_requests_that_arrive_at_a_rate(repository: Path) -> None:
+    # A batch of one row takes 20 ms: it answers 50 a second, so that of 80 more and more wait.
+    given = ("--p99=60s", f"--model-repository={repository}", "--rate=80", *SHORT, "--trials=3")
+    ran = run("tune", "lingering", *given, "--json")
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["rate"], found["kept"]) == (80, True)
+    first, *others = (trial["best"] for trial in found["trials"])
+    assert all(len(trial["levels"]) == 1 for trial in found["trials"])
+    assert first["clients"] == 0
+    assert first["p99_ns"] > 200_000_000  # from the moments when they were due: 120 in 1.5 s
+    assert others
+    assert found["best"]["max_batch_size"] > 1
+    assert " requests/s of 80, p99 " in ran.stderr.splitlines()[0]
+
+
+@pytest.mark.slow
 def test_a_target_that_nothing_keeps(repository: Path) -> None:
     path = repository / "lingering" / "config.pbtxt"
     before = path.read_text()
@@ -177,6 +194,7 @@ def test_inputs_of_a_file(server: ServerProcess, tmp_path: Path) -> None:
     (["plain"], 2, "--p99"),
     (["plain", "--p99=20"], 2, "expected a time such as 20ms, 500us or 1.5s, got '20'"),
     (["plain", "--p99=20ms", "--trials=0"], 2, "expected a number from 1 to 1000, got '0'"),
+    (["plain", "--p99=20ms", "--rate=0.5"], 2, "expected a number from 1 to 1048576, got '0.5'"),
     (["plain", "--p99=20ms", "--write"], 2, "--write needs --model-repository"),
     (["plain", "--p99=20ms", "--model-repository=x"], 2, "are for a running server"),
     (["plan", "--p99=20ms"], 1, "did you mean 'plain'?"),

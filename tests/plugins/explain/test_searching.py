@@ -77,11 +77,14 @@ def policy_of(settings: TunedSettings) -> BatchPolicy:
 
 
 class World:
-    """A model whose batches cost what `costs` says of its instances."""
+    """A model whose batches cost what `costs` says of its instances; `arrivals` are its load."""
 
-    def __init__(self, fixed_ms: float, row_ms: float, contention: float) -> None:
+    def __init__(
+        self, fixed_ms: float, row_ms: float, contention: float, arrivals: tuple[int, ...] = ()
+    ) -> None:
         self._parts = fixed_ms * MS, row_ms * MS
         self._contention = contention
+        self.arrivals, self.levels = arrivals, (0,) if arrivals else LEVELS
 
     def trial(self, settings: TunedSettings, target_ns: int) -> SettingsTrial:
         """Measure settings without noise."""
@@ -89,9 +92,9 @@ class World:
         fixed, row = (slower * part for part in self._parts)
         cost = BatchCost(fixed, row, 0.0, 1, 2)
         levels = list[ClientLevel]()
-        for clients in LEVELS:
+        for clients in self.levels:
             policy = policy_of(settings)
-            levels.append(simulate(policy, settings.instances, cost, 1, clients, 0))
+            levels.append(simulate(policy, settings.instances, cost, 1, clients, 0, self.arrivals))
             if saturated(levels, target_ns):
                 break
         sizes = {1, min(2, settings.max_batch_size)}
@@ -100,8 +103,9 @@ class World:
 
 def searched(world: World, present: TunedSettings, target_ns: int, most: int) -> SettingsSearch:
     found = SettingsSearch(
-        target_ns, policy_of, 1, LEVELS, [*candidates(present, 1, target_ns, 4, 0)]
-    )
+        target_ns, policy_of, 1, world.levels, [*candidates(present, 1, target_ns, 4, 0)],
+        arrivals=world.arrivals,
+    )  # fmt: skip
     wanted: TunedSettings | None = present
     while wanted is not None and len(found.trials) < most:
         found.add(world.trial(wanted, target_ns))
@@ -133,6 +137,24 @@ def test_the_best_of_all_is_found_with_few_trials(
     assert (chosen.p99_ns <= target_ns) == bool(kept)
     if kept:  # 0.96 and more when this was written
         assert chosen.per_second >= 0.9 * max(kept)
+
+
+@pytest.mark.parametrize(("costs", "target_ms"), [
+    ((10, 0.1, 0.5), 30), ((10, 0.1, 0.5), 1), ((2, 0.5, 0), 50),
+])  # fmt: skip
+def test_of_a_fixed_load_the_lowest_latency_is_found(
+    costs: tuple[float, float, float], target_ms: int
+) -> None:
+    world = World(*costs, arrivals=tuple(range(0, 2_000 * MS, 5 * MS)))
+    present, target_ns = TunedSettings(1, 0, 1), target_ms * MS
+    found = searched(world, present, target_ns, 8)
+    best = found.best()
+    assert best is not None
+    lowest = min(
+        world.trial(each, target_ns).levels[0].p99_ns
+        for each in candidates(present, 1, target_ns, 4, 0)
+    )
+    assert best.levels[0].p99_ns <= 1.1 * lowest
 
 
 def test_present_settings_stay_unless_others_are_clearly_better() -> None:

@@ -1,13 +1,14 @@
 """The search for a model's best settings: what to measure next, and which of the measured is best.
 
 A pure state machine. Each trial measures one set of settings with growing numbers of clients, each
-of which waits for an answer before it sends again. The batches of a trial teach the cost of a batch
-for its instances and threads; a replay of such clients through the scheduler's policy, corrected by
-the trials, then says what the settings that have not been tried would do. Instances and threads
-without a trial are taken to cost nothing more, so that they are tried if that would help.
+of which waits for an answer before it sends again, or with requests that arrive at fixed moments,
+the same in all trials. The batches of a trial teach the cost of a batch for its instances and
+threads; a replay of that load through the scheduler's policy, corrected by the trials, then says
+what the settings that have not been tried would do. Instances and threads without a trial are taken
+to cost nothing more, so that they are tried if that would help.
 
 The best settings answer the most requests per second while the 99th percentile of their latency is
-within the target.
+within the target; if the load is fixed, they have the lowest percentile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from headrace.scheduling.batch_log import LoggedRequest
 from headrace.scheduling.policy import BatchPolicy
 
 _SIMULATED = 300  # requests, beside one of each client
+_ARRIVED = 4000  # requests of a fixed load, at most
 _MARGIN = 1.05  # of requests per second: less is noise, and no reason to change a setting
 _LEAST_GAIN = 1.02  # by twice the clients: with less, the model is saturated
 
@@ -52,7 +54,8 @@ class TunedSettings(NamedTuple):
 class ClientLevel(NamedTuple):
     """Latencies, in nanoseconds, and requests per second with a number of clients.
 
-    `busy` is the share of a core that the clients have used themselves.
+    `clients` is 0 where requests have arrived at fixed moments. `busy` is the share of a core that
+    the clients have used themselves.
     """
 
     clients: int
@@ -98,7 +101,7 @@ def saturated(levels: Sequence[ClientLevel], target_ns: int) -> bool:
 
 def _worth(level: ClientLevel, target_ns: int) -> tuple[bool, float]:
     kept = level.p99_ns <= target_ns
-    return kept, level.per_second if kept else -level.p99_ns
+    return kept, level.per_second if kept and level.clients else -level.p99_ns
 
 
 def candidates(
@@ -125,11 +128,18 @@ def candidates(
 
 @lru_cache(1 << 12)
 def simulate(
-    policy: BatchPolicy, instances: int, cost: BatchCost, rows: int, clients: int, pause: int
+    policy: BatchPolicy,
+    instances: int,
+    cost: BatchCost,
+    rows: int,
+    clients: int,
+    pause: int,
+    arrivals: tuple[int, ...] = (),
 ) -> ClientLevel:
-    """Replay clients that send each request `pause` nanoseconds after an answer."""
-    first = [SeenRequest(at, LoggedRequest(at, rows, None)) for at in range(clients)]
-    found = replay(first, policy, instances, cost.of, pause, _SIMULATED)
+    """Replay clients that send each request `pause` nanoseconds after an answer, or `arrivals`."""
+    moments = arrivals[:_ARRIVED] or range(clients)
+    first = [SeenRequest(at, LoggedRequest(at, rows, None)) for at in moments]
+    found = replay(first, policy, instances, cost.of, pause, 0 if arrivals else _SIMULATED)
     latencies = [taken + pause for taken in found.latencies_ns]
     return ClientLevel(
         clients, len(latencies), len(latencies) / max(found.lasted_ns + pause, 1) * 1e9,
@@ -142,7 +152,7 @@ class SettingsSearch:
     """The trials so far; `left` are the settings without one, and the first trial is the present's.
 
     `policy_of` is the rule by which a scheduler with some settings forms batches, `rows` are those
-    of a request, `levels` the numbers of clients of a trial.
+    of a request, `levels` the numbers of clients of a trial: a single 0 for a load of `arrivals`.
     """
 
     target_ns: int
@@ -151,6 +161,7 @@ class SettingsSearch:
     levels: Sequence[int]
     left: list[TunedSettings]
     trials: list[SettingsTrial] = field(default_factory=list)
+    arrivals: tuple[int, ...] = ()
 
     def add(self, trial: SettingsTrial) -> None:
         """Add a trial, and take its settings from those left."""
@@ -167,10 +178,9 @@ class SettingsSearch:
             return None
         promised = [(self._promised(each), each) for each in self.left]
         kept, most = max(worth for worth, _ in promised)
-        known = _worth(best_level(best.levels, self.target_ns), self.target_ns)
-        if (kept, most) < known:
+        if (kept, most) < self._worth_of(best):
             return None
-        least = (kept, most / _MARGIN if kept else most * _MARGIN)
+        least = (kept, most / _MARGIN if most > 0 else most * _MARGIN)
         present = self.trials[0].settings
         near = [each for worth, each in promised if worth >= least]
         return min(near, key=lambda each: len(each.changes(present)))
@@ -180,16 +190,23 @@ class SettingsSearch:
         done = [trial for trial in self.trials if trial.levels]
         if not done:
             return None
-        worth = [_worth(best_level(trial.levels, self.target_ns), self.target_ns) for trial in done]
+        worth = [self._worth_of(trial) for trial in done]
         kept, most = max(worth)
-        least = (kept, most / _MARGIN if kept else most * _MARGIN)
+        least = (kept, most / _MARGIN if most > 0 else most * _MARGIN)
         return next(trial for trial, each in zip(done, worth, strict=True) if each >= least)
 
+    def _worth_of(self, trial: SettingsTrial) -> tuple[bool, float]:
+        return _worth(best_level(trial.levels, self.target_ns), self.target_ns)
+
     def _promised(self, settings: TunedSettings) -> tuple[bool, float]:
-        """The worth of settings by the replay, corrected by the first trial that is like them."""
+        """The worth of settings by the replay, corrected by the first trial that is like them.
+
+        Of a fixed load it is the best one: those that cannot keep up say little of others.
+        """
         known = [trial for trial in self.trials if trial.batches]
         alike = [trial for trial in known if _placed(trial.settings) == _placed(settings)]
-        alike, trial = alike or known[:1], (alike or known)[0]
+        alike = alike or known[:1]
+        trial = max(alike, key=self._worth_of) if self.arrivals else alike[0]
         cost = learn_cost([each for one in alike for each in one.batches])
         assert cost is not None, "a trial without batches. This is a bug."
         pairs = [
@@ -199,7 +216,9 @@ class SettingsSearch:
         later = int(median(level.p99_ns - other.p99_ns for level, other in pairs))
         found = (self._simulated(settings, cost, clients) for clients in self.levels)
         corrected = [
-            level._replace(per_second=level.per_second * faster, p99_ns=level.p99_ns + later)
+            level._replace(
+                per_second=level.per_second * faster, p99_ns=max(level.p99_ns + later, 0)
+            )
             for level in found
         ]
         return _worth(best_level(corrected, self.target_ns), self.target_ns)
@@ -208,7 +227,7 @@ class SettingsSearch:
         first = self.trials[0]
         pause = max(first.levels[0].mean_ns - first.server_ns, 0)
         policy = self.policy_of(settings)
-        return simulate(policy, settings.instances, cost, self.rows, clients, pause)
+        return simulate(policy, settings.instances, cost, self.rows, clients, pause, self.arrivals)
 
 
 def _placed(settings: TunedSettings) -> tuple[int, int]:

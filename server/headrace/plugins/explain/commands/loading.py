@@ -1,11 +1,17 @@
-"""The load of a trial: clients that each wait for an answer before they send again."""
+"""The load of a trial: a closed loop of clients, or an open loop of requests that arrive.
+
+A client waits for an answer before it sends again; requests arrive by a Poisson process, whether or
+not others have been answered.
+"""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from random import Random
 from threading import Event
 from time import perf_counter_ns, process_time
 
 from headrace.cli.paced import paced
+from headrace.client import StatusError
 from headrace.client.asynchronous import AsyncModels
 from headrace.client.transport import InferRequest
 from headrace.plugins.explain.replay import percentile
@@ -14,40 +20,75 @@ from headrace.plugins.explain.searching import ClientLevel
 _WARM = 0.2  # of the time, before latencies count
 _LEAST = 200  # requests that count, unless that takes
 _LONGEST = 5  # times as long
+_UNDER_WAY = 512  # requests at once of an open loop: others wait here, and that counts
+_REFUSED = frozenset({429, 503})  # statuses of a server with more requests than it can take
+
+
+def poisson(rate: int, seconds: float, seed: int) -> tuple[int, ...]:
+    """The moments in nanoseconds at which requests arrive, at a mean `rate` per second.
+
+    They go on for as long as `measure` does; the last one always counts.
+    """
+    random, at, found = Random(seed), 0.0, list[int]()
+    while at < seconds or (len(found) < _LEAST and at < _LONGEST * seconds):
+        at += random.expovariate(rate)
+        found.append(int(at * 1e9))
+    return tuple(found)
 
 
 async def measure(
-    client: AsyncModels, request: InferRequest, clients: int, seconds: float, stopped: Event
+    client: AsyncModels,
+    request: InferRequest,
+    clients: int,
+    seconds: float,
+    stopped: Event,
+    arrivals: Sequence[int] = (),
 ) -> ClientLevel:
-    """Send a request again and again, by so many clients; raises `ClientError` for a failed one.
+    """Send a request again and again; raises `ClientError` for a failed one.
 
-    Answers of the first fifth of `seconds` do not count. Of slow models, it lasts longer.
-    Once it is `stopped`, no more are sent.
+    A closed loop has so many `clients`; of slow models, it lasts longer than `seconds`. Answers of
+    the first fifth do not count. In an open loop, with 0 clients, requests are due at the moments
+    `arrivals`, in nanoseconds from now, and their latencies begin there, however late they are
+    sent. Those that are refused, or could not be sent five times `seconds` after the last one was
+    due, count as waiting that long. Once it is `stopped`, no more are sent.
     """
     loop, latencies = asyncio.get_running_loop(), list[int]()
-    began, used = loop.time(), process_time()
+    began, began_ns, used = loop.time(), perf_counter_ns(), process_time()
     counted = ended = began + _WARM * seconds
-    until, latest = began + seconds, began + _LONGEST * seconds
+    until, latest = began + seconds, began + _LONGEST * seconds + sum(arrivals[-1:]) / 1e9
+    missed = 0
 
-    def requests() -> Iterator[tuple[float, InferRequest]]:
+    def closed() -> Iterator[int]:
         while (now := loop.time()) < until or (len(latencies) < _LEAST and now < latest):
+            yield 0
+
+    def requests() -> Iterator[tuple[float, int]]:
+        for due in closed() if clients else arrivals:
             if stopped.is_set():
                 return
-            yield 0.0, request
+            yield due / 1e9, due
 
-    async def send(request: InferRequest) -> None:
-        nonlocal ended
-        sent = perf_counter_ns()
-        await client.send(request)
+    async def send(due: int) -> None:
+        nonlocal ended, missed
+        sent = perf_counter_ns() if clients else began_ns + due
+        answered = bool(clients) or loop.time() < latest
+        if answered:
+            try:
+                await client.send(request)
+            except StatusError as error:
+                if clients or error.status not in _REFUSED:
+                    raise
+                answered = False
         taken, now = perf_counter_ns() - sent, loop.time()
-        if now >= counted:
-            latencies.append(taken)
+        if (now if clients else began + due / 1e9) >= counted:
+            latencies.append(taken if answered else max(taken, round(_LONGEST * seconds * 1e9)))
+            missed += not answered
             ended = now
 
-    await paced(requests(), send, clients)
+    await paced(requests(), send, clients or _UNDER_WAY)
     elapsed = max(ended - counted, 1e-9)
     return ClientLevel(
-        clients, len(latencies), len(latencies) / elapsed,
+        clients, len(latencies), (len(latencies) - missed) / elapsed,
         sum(latencies) // max(len(latencies), 1), percentile(latencies, 0.5),
         percentile(latencies, 0.99), (process_time() - used) / max(loop.time() - began, 1e-9),
     )  # fmt: skip

@@ -44,8 +44,8 @@ def as_svg(title: str, curves: Mapping[str, Sequence[ClientLevel]], target_ns: i
         for point, level in zip(points, curve, strict=True):
             x, _, y = point.partition(",")
             lines.append(
-                f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"><title>{level.clients} clients'
-                f"</title></circle>"
+                f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"><title>'
+                f"{level.clients or 'no'} clients</title></circle>"
             )
         y_of_name = bottom + _LINE * (index + 2)
         lines.append(f'<text x="{_MARGIN}" y="{y_of_name}" fill="{colour}">{escape(name)}</text>')

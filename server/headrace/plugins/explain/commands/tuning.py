@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -20,7 +21,7 @@ from headrace.client.blocking import Client
 from headrace.client.transport import InferRequest
 from headrace.core.errors import InvalidConfig
 from headrace.placement.cores import core_share
-from headrace.plugins.explain.commands.loading import measure
+from headrace.plugins.explain.commands.loading import measure, poisson
 from headrace.plugins.explain.commands.plot import as_svg
 from headrace.plugins.explain.config_text import (
     changed,
@@ -64,8 +65,13 @@ class Tuning:
         on_cpu = group.kind == ModelInstanceGroup.KIND_CPU
         threads = cores if self._config.backend == "onnxruntime" and on_cpu else 0
         levels = [2**power for power in range(options.clients.bit_length())]
+        arrivals: tuple[int, ...] = ()
+        if options.rate:
+            levels, arrivals = [0], poisson(options.rate, options.seconds, options.seed)
         found = candidates(present, rows, options.p99, options.instances or cores, threads)
-        self.search = SettingsSearch(options.p99, self._policy_of, rows, levels, list(found))
+        self.search = SettingsSearch(
+            options.p99, self._policy_of, rows, levels, list(found), arrivals=arrivals
+        )
         self._present = present
 
     def _policy_of(self, settings: TunedSettings) -> BatchPolicy:
@@ -113,7 +119,8 @@ class Tuning:
             self._explain()  # the log of batches begins
             for done, clients in enumerate(self.search.levels):
                 share = done / len(self.search.levels)
-                progress.tell(f"{self._name(wanted)}, {clients} clients", share)
+                load = f"{clients} clients" if clients else f"{self._options.rate} requests/s"
+                progress.tell(f"{self._name(wanted)}, {load}", share)
                 levels.append(self._measure(clients))
                 found = self._explain()
                 if not found["last_batches"]:
@@ -131,11 +138,13 @@ class Tuning:
         return SettingsTrial(wanted, levels, batches, server_ns)
 
     def _measure(self, clients: int) -> ClientLevel:
-        seconds, stopped, begun = self._options.seconds, Event(), None
+        stopped, begun = Event(), None
+        load = partial(
+            measure, request=self._request, clients=clients, seconds=self._options.seconds,
+            stopped=stopped, arrivals=self.search.arrivals,
+        )  # fmt: skip
         try:
-            begun = self._server.begin(
-                lambda client: measure(client, self._request, clients, seconds, stopped)
-            )
+            begun = self._server.begin(load)
             return begun.result()
         except KeyboardInterrupt:
             stopped.set()  # it may come while it begins
@@ -184,7 +193,8 @@ class Tuning:
         best = self.search.best()
         return {
             "model": self._model, "p99_target_ns": self._options.p99, "rows": self.search.rows,
-            "kept": self.kept, "best": best and best.settings._asdict(),
+            "rate": self._options.rate or None, "kept": self.kept,
+            "best": best and best.settings._asdict(),
             "trials": [
                 {
                     "settings": trial.settings._asdict(),
@@ -207,12 +217,14 @@ class Tuning:
             yield "nothing was measured"
             return
         found, name = self._best(best), self._name(best.settings)
-        rate = f"{number(found.per_second)} requests/s with {found.clients} clients"
         if self.kept:
-            times = found.per_second / self._best(trials[0]).per_second
-            yield f"best: {name}: {rate}" + (
-                "" if best is trials[0] else f", {times:.2f} times as many"
-            )
+            first, more = self._best(trials[0]), ""
+            if best is not trials[0] and found.clients:
+                more = f", {found.per_second / first.per_second:.2f} times as many"
+            elif best is not trials[0]:
+                p99, before = (duration(each.p99_ns / 1e9) for each in (found, first))
+                more = f", p99 {p99} instead of {before}"
+            yield f"best: {name}: {self._rate(found)}{more}"
         else:
             target, nearest = (duration(ns / 1e9) for ns in (self._options.p99, found.p99_ns))
             yield f"nothing keeps a p99 of {target}; the nearest is {name} with {nearest}"
@@ -235,13 +247,18 @@ class Tuning:
     def _told(self, trial: SettingsTrial) -> tuple[str, str]:
         if not trial.levels:
             return self._name(trial.settings), trial.error
-        name, clients, rate, _, p99, _ = self._row(trial)
-        return name, f"{rate} requests/s with {clients} clients, p99 {p99}"
+        level = self._best(trial)
+        p99 = duration(level.p99_ns / 1e9)
+        return self._name(trial.settings), f"{self._rate(level)}, p99 {p99}"
+
+    def _rate(self, level: ClientLevel) -> str:
+        of = f"with {level.clients} clients" if level.clients else f"of {self._options.rate}"
+        return f"{number(level.per_second)} requests/s {of}"
 
     def _row(self, trial: SettingsTrial) -> tuple[str, ...]:
         level = self._best(trial)
         return (
-            self._name(trial.settings), str(level.clients), number(level.per_second),
+            self._name(trial.settings), str(level.clients or "-"), number(level.per_second),
             duration(level.p50_ns / 1e9), duration(level.p99_ns / 1e9),
             "yes" if level.p99_ns <= self._options.p99 else "no",
         )  # fmt: skip
