@@ -54,6 +54,7 @@ class Terminal(io.StringIO):
 
 def test_tables_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     head, rows = ("NAME", "N"), [("[b]two words", "1"), ("one", "22")]
+    assert fitted_table(head, [("a\x1b[2J", "1")]) == table(head, [("a\\x1b[2J", "1")])
     assert fitted_table(head, rows, right="N") == table(head, rows, right="N")
     monkeypatch.setenv("COLUMNS", "12")
     monkeypatch.setenv("TERM", "xterm")

@@ -31,7 +31,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -
 
 
 def fitted_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> list[str]:
-    """The lines of `table`; on a terminal made by rich, if installed, which fits the width."""
+    """The lines of `table` with printable cells; on a terminal by rich, if any, in its width."""
+    rows = [[*map(printable, row)] for row in rows]
     if not (sys.stdout.isatty() and find_spec("rich")):
         return table(head, rows, right)
     from rich.console import Console

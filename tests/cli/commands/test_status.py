@@ -1,5 +1,6 @@
 """`headrace status`."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,16 @@ def test_a_healthy_server(
     assert any(line.startswith("storyteller 1 ready") for line in _squeezed(ended.out))
     assert any(line.startswith(f"server {server.pid}") for line in _squeezed(ended.out))
     assert command("status", "--json").document["server"]["ready"] is True
+
+
+def test_tables_have_styles_on_a_terminal(
+    headrace: Headrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    ended = headrace("status")
+    assert "\x1b[1m" in ended.out
+    assert "\\x1b" not in ended.out
 
 
 def test_a_model_that_cannot_be_loaded(command: Headrace, tmp_path: Path) -> None:

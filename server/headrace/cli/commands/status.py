@@ -27,18 +27,21 @@ def lines(found: Document) -> Iterator[str]:
     server, cores, memory = found["server"], found["cores"], found["memory"]
     ready = "ready" if server["ready"] else "NOT READY"
     up = duration(max(found["time"] - server["started"], 0))
-    yield f"{server['name']} {server['version']}  {ready}  up {up}"
-    yield "  ".join(f"{door} {address}" for door, address in server["addresses"].items())
+    yield printable(f"{server['name']} {server['version']}  {ready}  up {up}")
+    addresses = server["addresses"].items()
+    yield printable("  ".join(f"{door} {address}" for door, address in addresses))
     states = Counter(model["state"].lower() or "not loaded" for model in found["models"])
-    yield "models: " + (", ".join(f"{n} {state}" for state, n in states.items()) or "none")
+    told = ", ".join(f"{n} {state}" for state, n in states.items())
+    yield printable(f"models: {told or 'none'}")
     yield (
         f"cores: {cores['available']}, for {cores['model_threads']} threads of models"
         f" and {cores['process_threads']} of processes"
     )
     budget = f" of {size(memory['budget_bytes'])}" if memory["budget_bytes"] else ""
     yield f"memory: {size(memory['resident_bytes'])}, models {size(memory['model_bytes'])}{budget}"
-    yield from (f"lost: {count} {what.replace('_', ' ')}" for what, count in found["lost"].items()
-                if count)  # fmt: skip
+    for what, count in found["lost"].items():
+        if count:
+            yield printable(f"lost: {count} {what.replace('_', ' ')}")
     yield ""
     yield from _degraded(found["degraded"])
     yield ""
@@ -107,7 +110,7 @@ def _degraded(found: list[Document]) -> Iterator[str]:
     yield "degraded:"
     for each in found:
         name = _version(each["name"], each["version"])
-        yield f"  {each['kind']}{' ' if name else ''}{name}: {each['reason']}"
+        yield printable(f"  {each['kind']}{' ' if name else ''}{name}: {each['reason']}")
 
 
 def _status(options: argparse.Namespace, server: "Client") -> int:
@@ -115,7 +118,7 @@ def _status(options: argparse.Namespace, server: "Client") -> int:
     if options.json:
         print_json(found)
     else:
-        print(*map(printable, lines(found)), sep="\n")
+        print(*lines(found), sep="\n")
     return EXIT_FAILURE if options.check and found["degraded"] else 0
 
 

@@ -21,7 +21,7 @@ def lines(found: Document) -> Iterator[str]:
     """The explanation as text."""
     settings, cost = found["settings"], found["cost"]
     given = ", ".join(f"{name} {value}" for name, value in settings.items() if value or value == 0)
-    yield f"{found['name']} version {found['version']}: {given}"
+    yield printable(f"{found['name']} version {found['version']}: {given}")
     yield ""
     since, logged = found["since_load"], found["logged"]
     rows = [
@@ -32,7 +32,8 @@ def lines(found: Document) -> Iterator[str]:
     yield ""
     if found["last_batches"]:
         closed = ", ".join(f"{count} {reason}" for reason, count in logged["closed"].items())
-        yield f"{logged['batches']} batches in {duration(found['logged_ns'] / 1e9)}: {closed}"
+        lasted = duration(found["logged_ns"] / 1e9)
+        yield printable(f"{logged['batches']} batches in {lasted}: {closed}")
         yield ""
         rows = [
             (str(each["rows"]), str(each["requests"]), each["closed"], *_times(each))
@@ -64,7 +65,7 @@ def lines(found: Document) -> Iterator[str]:
         yield ""
         yield from fitted_table(("BY PRIORITY", *_OF_LEVEL), rows, " ".join(_OF_LEVEL))
     if found["obstacle"]:
-        yield f"nothing else is replayed: {found['obstacle']}"
+        yield printable(f"nothing else is replayed: {found['obstacle']}")
 
 
 def _change(change: Document) -> str:
@@ -94,7 +95,7 @@ def _explain(options: argparse.Namespace, server: "Client") -> int:
     if options.json:
         print_json(found)
     else:
-        print(*map(printable, lines(found)), sep="\n")
+        print(*lines(found), sep="\n")
     return 0
 
 

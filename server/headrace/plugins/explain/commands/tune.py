@@ -22,7 +22,6 @@ from headrace.cli.remote import (
     remote_command,
     tls_files,
 )
-from headrace.cli.text import printable
 
 if TYPE_CHECKING:
     from headrace.client.blocking import Client
@@ -83,7 +82,7 @@ def _of_server(options: argparse.Namespace, server: "Client", own: bool) -> int:
     if options.json:
         print_json({**tuning.document(), "interrupted": interrupted, "written": written})
     else:
-        print(*map(printable, tuning.lines()), sep="\n")
+        print(*tuning.lines(), sep="\n")
         if options.write and kept and not interrupted:
             print(f"wrote {written}" if written else "nothing to write: the present settings stay")
     if interrupted:

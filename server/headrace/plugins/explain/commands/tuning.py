@@ -15,7 +15,7 @@ from headrace.api.operations import Document
 from headrace.cli.commands.infer_inputs import read_inputs
 from headrace.cli.files import replace_file
 from headrace.cli.remote import CommandFailed
-from headrace.cli.text import duration, fitted_table, number, progress_bar
+from headrace.cli.text import duration, fitted_table, number, printable, progress_bar
 from headrace.client import ClientError, StatusError
 from headrace.client.blocking import Client
 from headrace.client.transport import InferRequest
@@ -246,7 +246,7 @@ class Tuning:
 
     def _told(self, trial: SettingsTrial) -> tuple[str, str]:
         if not trial.levels:
-            return self._name(trial.settings), trial.error
+            return self._name(trial.settings), printable(trial.error)
         level = self._best(trial)
         p99 = duration(level.p99_ns / 1e9)
         return self._name(trial.settings), f"{self._rate(level)}, p99 {p99}"
