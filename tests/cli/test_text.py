@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from headrace.cli.text import duration, fitted_table, number, printable, size, table
+from headrace.cli.text import duration, fitted_table, number, printable, size, styled, table
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,12 @@ def test_tables_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(len, shown)) <= 12
     monkeypatch.setitem(sys.modules, "rich", None)  # as where it is not installed
     assert fitted_table(head, rows) == table(head, rows)
+
+
+def test_characters_have_styles_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["a * [b]", " : *"]
+    assert list(styled(lines, {"*": "bold"})) == lines
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    bold = "\x1b[1m*\x1b[0m"
+    assert list(styled(lines, {"*": "bold"})) == [f"a {bold} [b]", f" : {bold}"]

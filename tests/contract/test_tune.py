@@ -147,7 +147,13 @@ def test_a_running_server_gets_its_model_back(server: ServerProcess, override: s
         ran = run("tune", "lingering", "--p99=60s", url, "--clients=8", "--trials=2", *SHORT)
         assert ran.returncode == 0, ran.stderr
         assert "best: max_batch_size: " in ran.stdout
-        assert "as it is " in ran.stdout
+        table, _, plot = ran.stdout.partition("\n\nrequests/s over p99; ")
+        letters = [line.split()[0] for line in table.splitlines()[1:]]
+        assert letters == ["a", "b"]
+        assert "\na  as it is " in table
+        area = [line.partition("|")[2] for line in plot.splitlines() if "|" in line]
+        assert sum(line.count("*") for line in area) == 1
+        assert any(letter in line for line in area for letter in letters)
         assert client.model_config("lingering") == before
         client.load("lingering")
 

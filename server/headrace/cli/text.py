@@ -2,11 +2,12 @@
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.progress import Progress
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -35,7 +36,6 @@ def fitted_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str 
     rows = [[*map(printable, row)] for row in rows]
     if not (sys.stdout.isatty() and find_spec("rich")):
         return table(head, rows, right)
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -44,9 +44,27 @@ def fitted_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str 
         fitted.add_column(name, justify="right" if name in right.split() else "left")
     for row in rows:
         fitted.add_row(*map(Text, row))
+    return _rendered(fitted)
+
+
+def styled(lines: Iterable[str], styles: Mapping[str, str]) -> Iterable[str]:
+    """The lines; on a terminal with rich, the characters in `styles` have that style of it."""
+    if not (sys.stdout.isatty() and find_spec("rich")):
+        return lines
+    from rich.text import Text
+
+    shown = Text("\n".join(lines), no_wrap=True)
+    for character, style in styles.items():
+        shown.highlight_words([character], style)
+    return _rendered(shown)
+
+
+def _rendered(shown: "RenderableType") -> list[str]:
+    from rich.console import Console
+
     console = Console()
     with console.capture() as captured:
-        console.print(fitted)
+        console.print(shown)
     return captured.get().splitlines()
 
 

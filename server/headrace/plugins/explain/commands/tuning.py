@@ -6,7 +6,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import cycle
 from pathlib import Path
+from shutil import get_terminal_size
+from string import ascii_letters
 from threading import Event
 
 from google.protobuf import json_format
@@ -15,14 +18,14 @@ from headrace.api.operations import Document
 from headrace.cli.commands.infer_inputs import read_inputs
 from headrace.cli.files import replace_file
 from headrace.cli.remote import CommandFailed
-from headrace.cli.text import duration, fitted_table, number, printable, progress_bar
+from headrace.cli.text import duration, fitted_table, number, printable, progress_bar, styled
 from headrace.client import ClientError, StatusError
 from headrace.client.blocking import Client
 from headrace.client.transport import InferRequest
 from headrace.core.errors import InvalidConfig
 from headrace.placement.cores import core_share
 from headrace.plugins.explain.commands.loading import measure, poisson
-from headrace.plugins.explain.commands.plot import as_svg
+from headrace.plugins.explain.commands.plot import BEST, TARGET, as_svg, as_text
 from headrace.plugins.explain.config_text import (
     changed,
     policy_in,
@@ -42,7 +45,8 @@ from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGrou
 from headrace.scheduling.policy import BatchPolicy
 
 _BUSY = 0.8  # share of a core that the clients use: with more, they may be the limit
-_HEADS = ("SETTINGS", "CLIENTS", "REQ/S", "P50", "P99", "KEPT")
+_STYLES = {BEST: "bold green", TARGET: "red"}
+_HEADS = ("", "SETTINGS", "CLIENTS", "REQ/S", "P50", "P99", "KEPT")
 _RIGHT = "CLIENTS REQ/S P50 P99"
 
 
@@ -208,15 +212,21 @@ class Tuning:
         }  # fmt: skip
 
     def lines(self) -> Iterator[str]:
-        """The trials as a table, and the best one in words."""
+        """The trials as a table and a plot, and the best one in words."""
         trials, best = self.search.trials, self.search.best()
-        yield from fitted_table(_HEADS, [self._row(each) for each in trials if each.levels], _RIGHT)
+        done = [*zip((each for each in trials if each.levels), cycle(ascii_letters))]
+        rows = [(letter, *self._row(each)) for each, letter in done]
+        yield from fitted_table(_HEADS, rows, _RIGHT)
         yield from (": ".join(self._told(each)) for each in trials if each.error)
         yield ""
         if best is None:
             yield "nothing was measured"
             return
         found, name = self._best(best), self._name(best.settings)
+        curves = [(letter, each.levels) for each, letter in done]
+        plot = as_text(curves, found, self._options.p99, get_terminal_size().columns)
+        yield from styled(plot, _STYLES)
+        yield ""
         if self.kept:
             first, more = self._best(trials[0]), ""
             if best is not trials[0] and found.clients:
