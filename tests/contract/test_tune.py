@@ -11,8 +11,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from google.protobuf import json_format
 
 from headrace.client.blocking import Client
+from headrace.plugins.explain.config_text import changed, settings_in
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import read_config
 from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import identity, write_model
@@ -156,6 +159,19 @@ def test_a_running_server_gets_its_model_back(server: ServerProcess, override: s
         assert any(letter in line for line in area for letter in letters)
         assert client.model_config("lingering") == before
         client.load("lingering")
+
+
+def test_a_server_takes_a_preferred_size(server: ServerProcess) -> None:
+    with Client(server.url) as client:
+        config = json_format.ParseDict(client.model_config("plain"), ModelConfig())
+        present = settings_in(config)
+        wanted = present._replace(max_queue_delay_microseconds=1000, preferred_batch_size=2)
+        found = changed(config, present, wanted)
+        text = json_format.MessageToJson(found, preserving_proto_field_name=True)
+        client.load("plain", text)
+        batching = client.model_config("plain")["dynamic_batching"]
+        assert batching["preferred_batch_size"] == [2]
+        client.load("plain")
 
 
 @pytest.mark.slow

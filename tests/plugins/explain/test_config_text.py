@@ -35,6 +35,11 @@ parameters { key: "max_batch_size" value { string_value: "instance_group { count
     (PRESENT, WHOLE, WHOLE),
     (TunedSettings(16, 0, 1), WHOLE, WHOLE.replace("size: 8", "size: 16").replace("8]", "16]")),
     (TunedSettings(4, 0, 1), WHOLE, WHOLE.replace("size: 8", "size: 4").replace("4, 8]", "4]")),
+    (TunedSettings(8, 0, 1, 0, 2), WHOLE, WHOLE.replace("4, 8]", "2]")),
+    (TunedSettings(16, 0, 1, 0, 4), WHOLE,
+        WHOLE.replace("size: 8", "size: 16").replace("4, 8]", "4]")),
+    (TunedSettings(8, 500, 1, 0, 4), "", "dynamic_batching { preferred_batch_size: [4]"
+        " max_queue_delay_microseconds: 500 }\n"),
     (TunedSettings(8, 500, 1), WHOLE, WHOLE.replace(
         "levels: 2\n", "levels: 2\n  max_queue_delay_microseconds: 500\n")),
     (TunedSettings(8, 0, 3), WHOLE, WHOLE.replace("KIND_CPU\n", "KIND_CPU\n    count: 3\n")),
@@ -68,7 +73,12 @@ def test_an_invalid_text_is_refused() -> None:
 
 _SIZES = st.integers(1, 32)
 _SETTINGS = st.builds(
-    TunedSettings, _SIZES, st.integers(0, 5000), st.integers(1, 8), st.integers(0, 4)
+    TunedSettings,
+    _SIZES,
+    st.integers(0, 5000),
+    st.integers(1, 8),
+    st.integers(0, 4),
+    st.integers(0, 4),
 )
 
 
@@ -110,6 +120,8 @@ def test_settings_in_a_configuration() -> None:
     more = changed(config, settings_in(config), TunedSettings(4, 100, 3, 2))
     assert settings_in(more) == TunedSettings(4, 100, 3, 2)
     assert policy_in(more) == BatchPolicy(4, 100_000, frozenset({4}))
+    chosen = changed(config, settings_in(config), TunedSettings(8, 100, 2, 0, 2))
+    assert policy_in(chosen) == BatchPolicy(8, 100_000, frozenset({2}))
     assert (more.name, more.dynamic_batching.priority_levels) == ("m", 2)
 
 

@@ -46,6 +46,29 @@ def test_candidates() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("rows", "delay", "expected"), [
+    (1, 100, {0, 2, 4, 8}), (4, 100, {0, 4, 8}), (3, 100, {0}), (2, 0, {0, 8}),
+])  # fmt: skip
+def test_preferred_sizes_are_those_that_requests_can_reach(
+    rows: int, delay: int, expected: set[int]
+) -> None:
+    found = [
+        each.preferred_batch_size
+        for each in candidates(TunedSettings(8, delay, 1), rows, 20 * MS, 1, 0)
+        if each[:2] == (8, delay)
+    ]
+    assert (set(found), len(found)) == (expected, len(expected))
+
+
+def test_of_settings_that_do_the_same_the_first_are_searched() -> None:
+    sizes = (0, 2, 4, 8)
+    left = [TunedSettings(8, 100, count, 0, size) for count in (1, 2) for size in sizes]
+    found = SettingsSearch(20 * MS, policy_of, 1, (1,), left)
+    assert [(each.instances, each.preferred_batch_size) for each in found.left] == [
+        (1, 2), (1, 4), (1, 0), (2, 2), (2, 4), (2, 0),
+    ]  # fmt: skip
+
+
 def test_candidates_of_a_model_that_does_not_batch() -> None:
     present = TunedSettings(0, 0, 3)
     found = [*candidates(present, 1, 20 * MS, 2, 0)]
@@ -72,8 +95,8 @@ def test_the_best_level_keeps_the_target_if_any_does() -> None:
 
 
 def policy_of(settings: TunedSettings) -> BatchPolicy:
-    size, delay, *_ = settings
-    return BatchPolicy(size, delay * 1_000, frozenset({size}))
+    size, delay = settings[:2]
+    return BatchPolicy(size, delay * 1_000, frozenset({settings.preferred_batch_size or size}))
 
 
 class World:
@@ -131,7 +154,7 @@ def test_the_best_of_all_is_found_with_few_trials(
     chosen = best_level(best.levels, target_ns)
     everything = [
         best_level(world.trial(each, target_ns).levels, target_ns)
-        for each in candidates(present, 1, target_ns, 4, 0)
+        for each in searched(world, present, target_ns, 0).left
     ]
     kept = [each.per_second for each in everything if each.p99_ns <= target_ns]
     assert (chosen.p99_ns <= target_ns) == bool(kept)

@@ -49,12 +49,14 @@ def policy_in(config: ModelConfig) -> BatchPolicy:
 def changed(config: ModelConfig, present: TunedSettings, wanted: TunedSettings) -> ModelConfig:
     """A copy of a configuration, completed or as written, with what differs in `wanted`.
 
-    A preferred batch size that is the largest follows that; those beyond it are left out.
+    A preferred batch size that is the largest follows that, and those beyond it are left out; if
+    one is wanted, it is the only one.
     """
     found, changes = deepcopy(config), wanted.changes(present)
     batching = found.dynamic_batching
     if _SIZE in changes:
         found.max_batch_size = wanted.max_batch_size
+    if _SIZE in changes or _PREFERRED in changes:
         kept = _preferred(batching.preferred_batch_size, present, wanted)
         if kept != list(batching.preferred_batch_size):
             batching.preferred_batch_size[:] = kept
@@ -77,10 +79,10 @@ def rewritten(text: str, name: str, present: TunedSettings, wanted: TunedSetting
     expected, found = changed(config, present, wanted), text
     if _SIZE in changes:
         found = _set(found, [_SIZE], f"{_SIZE}: {wanted.max_batch_size}")
-        if kept := list(expected.dynamic_batching.preferred_batch_size):
-            found = _set(found, ["dynamic_batching", _PREFERRED], f"{_PREFERRED}: {kept}")
-        elif config.dynamic_batching.preferred_batch_size:
-            found = _set(found, ["dynamic_batching", _PREFERRED], "")
+    kept = list(expected.dynamic_batching.preferred_batch_size)
+    if kept != list(config.dynamic_batching.preferred_batch_size):
+        line = f"{_PREFERRED}: {kept}" if kept else ""
+        found = _set(found, ["dynamic_batching", _PREFERRED], line)
     if _DELAY in changes:
         line = f"{_DELAY}: {wanted.max_queue_delay_microseconds}"
         found = _set(found, ["dynamic_batching", _DELAY], line)
@@ -100,6 +102,8 @@ def rewritten(text: str, name: str, present: TunedSettings, wanted: TunedSetting
 
 def _preferred(sizes: Sequence[int], present: TunedSettings, wanted: TunedSettings) -> list[int]:
     size = wanted.max_batch_size
+    if wanted.preferred_batch_size != present.preferred_batch_size:
+        return [wanted.preferred_batch_size]
     moved = [size if each == present.max_batch_size else each for each in sizes]
     return list(dict.fromkeys(each for each in moved if each <= size))
 

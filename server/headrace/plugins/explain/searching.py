@@ -14,6 +14,7 @@ within the target; if the load is fixed, they have the lowest percentile.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 from statistics import median
 from typing import NamedTuple
 
@@ -37,13 +38,15 @@ class TunedSettings(NamedTuple):
     """The settings of a model that are searched, named as in its configuration.
 
     `intra_op_thread_count` is 0 where the server chooses it, `max_batch_size` for a model that does
-    not batch.
+    not batch, `preferred_batch_size` for the sizes of the configuration, of which the largest
+    follows `max_batch_size`; else it is the only one.
     """
 
     max_batch_size: int
     max_queue_delay_microseconds: int
     instances: int
     intra_op_thread_count: int = 0
+    preferred_batch_size: int = 0
 
     def changes(self, present: "TunedSettings") -> dict[str, int]:
         """The settings that differ from the present ones, by name."""
@@ -109,6 +112,9 @@ def candidates(
 ) -> Iterator[TunedSettings]:
     """The present settings, and others for requests of so many rows.
 
+    Batches smaller than the largest are preferred, at a size that such requests can reach, only
+    where a delay ends at it: without one, a smaller largest batch does the same.
+
     At most so many `instances` and `threads` of one instance are tried, 0 if they are not to be
     changed; all threads together are no more than the present ones or `instances`.
     """
@@ -119,11 +125,15 @@ def candidates(
     of_one = {2**power for power in range(threads.bit_length()) if 2**power <= threads}
     for each in sorted(sizes | {size}):
         for us in sorted(delays | {delay}):
-            for count in sorted(counts | {present.instances}):
-                for number in sorted(of_one | {present.intra_op_thread_count}):
-                    found = TunedSettings(each, us, count, number)
-                    if found == present or count * number <= max(instances, count):
-                        yield found
+            smaller = (each // 4, each // 2) if us else ()
+            preferred = [0, *(n for n in (*smaller, each) if n and not n % max(rows, 1))]
+            for count, number, chosen in product(
+                sorted(counts | {present.instances}),
+                sorted(of_one | {present.intra_op_thread_count}), preferred,
+            ):  # fmt: skip
+                found = TunedSettings(each, us, count, number, chosen)
+                if found == present or count * number <= max(instances, count):
+                    yield found
 
 
 @lru_cache(1 << 12)
@@ -153,6 +163,7 @@ class SettingsSearch:
 
     `policy_of` is the rule by which a scheduler with some settings forms batches, `rows` are those
     of a request, `levels` the numbers of clients of a trial: a single 0 for a load of `arrivals`.
+    Of settings that do the same, the first are searched.
     """
 
     target_ns: int
@@ -162,6 +173,10 @@ class SettingsSearch:
     left: list[TunedSettings]
     trials: list[SettingsTrial] = field(default_factory=list)
     arrivals: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        same = {(self.policy_of(each), *_placed(each)): each for each in reversed(self.left)}
+        self.left = [*reversed(same.values())]
 
     def add(self, trial: SettingsTrial) -> None:
         """Add a trial, and take its settings from those left."""

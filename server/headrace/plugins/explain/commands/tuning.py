@@ -64,6 +64,7 @@ class Tuning:
             present = settings_in(self._config)
         except InvalidConfig as error:
             raise CommandFailed(f"model '{self._model}' cannot be tuned: {error}") from None
+        self._present = present
         self._request, rows = self._make_request(present)
         cores, group = core_share(), self._config.instance_group[0]
         on_cpu = group.kind == ModelInstanceGroup.KIND_CPU
@@ -76,7 +77,6 @@ class Tuning:
         self.search = SettingsSearch(
             options.p99, self._policy_of, rows, levels, list(found), arrivals=arrivals
         )
-        self._present = present
 
     def _policy_of(self, settings: TunedSettings) -> BatchPolicy:
         return policy_in(changed(self._config, self._present, settings))
