@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import pytest
+
 from headrace.core.call import Call, context_of
 from headrace.core.errors import ServerError
 from headrace.core.identity import ANYONE, EVERYTHING, Identity, Role
@@ -56,8 +58,11 @@ class FakeHost:
     def __init__(self) -> None:
         self.owners: list[FakeOwner] = []
         self.calls: list[Call] = []
+        self.problem: Exception | None = None
 
     def submit(self, call: Call, inside: bool) -> None:
+        if self.problem is not None:
+            raise self.problem
         call.owner = owner = FakeOwner()
         self.owners.append(owner)
         self.calls.append(call)
@@ -154,6 +159,39 @@ def test_a_call_that_is_dropped_is_cancelled_and_still_replied_to() -> None:
     assert ticket.cancelled
     gone = TritonError.CANCELLED, "the model that has asked for this has called it off"
     assert bench.link.sent == [{"call": 1, "final": True, "response": {"error": gone}}]
+
+
+def test_a_bug_while_a_call_is_submitted_is_not_its_workers_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    bench.begin(1)
+    bench.host.problem = ZeroDivisionError()
+    bench.begin(2)
+    [told] = bench.link.sent
+    assert (told["call"], told["final"]) == (2, True)
+    assert told["response"]["error"][1].endswith("internal error")
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_call_that_waits_before_its_queue_is_called_off() -> None:
+    """For a place in a sequence, an equal one's answer, or its model: nothing executes it."""
+    bench = Bench()
+    ticket = bench.begin(1)
+    bench.calls.call_off(1)
+    assert ticket.cancelled
+    [told] = bench.link.sent
+    assert told["response"]["error"][0] == TritonError.CANCELLED
+
+
+def test_a_divided_call_that_has_begun_is_not_called_off() -> None:
+    bench = Bench()
+    ticket = bench.begin(1)
+    [call] = bench.host.calls
+    call.started = True  # by its first part
+    bench.calls.call_off(1)
+    assert not ticket.cancelled
+    assert bench.link.sent == []
 
 
 def test_calls_of_a_batch_without_clients_are_cancelled() -> None:

@@ -9,6 +9,7 @@ Owned by the event-loop thread.
 """
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from time import monotonic_ns
@@ -54,7 +55,10 @@ from headrace.placement.worker.batch_frames import (
 )
 from headrace.placement.worker.shared_blocks import Placed, SharedBlocks
 from headrace.placement.worker.worker_process import WorkerProcess
+from headrace.protocol.status import INTERNAL_TEXT
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
+
+log = logging.getLogger(__name__)
 
 _MOST_UNSENT = 32  # frames queued for a worker above which other models' responses are paused
 
@@ -74,6 +78,7 @@ class ModelCall(Call):
         """`decoupled` is true if the calling model accepts any number of responses."""
         super().__init__("", "", "", {}, nbytes=asked.nbytes)
         self.take(asked)
+        self.execution = None  # it may be called off before a scheduler has it
         self._payer: Payer | None = None
         if first is not None:
             self._payer = first.payer
@@ -141,7 +146,7 @@ class ModelCalls:
             asked = _request(document, data, size)
             first = batch.calls[0] if batch else None
             call = ModelCall(self, number, bool(document["decoupled"]), asked, first)
-            self._host.submit(call, inside and batch is not None)
+            self._submit(call, inside and batch is not None)
         except ServerError as error:
             self.refuse(number, str(document["model"]), error)
             return
@@ -150,6 +155,16 @@ class ModelCalls:
             self._within[number] = batch
         if self._paused:
             call.hold(True)
+
+    def _submit(self, call: Call, inside: bool) -> None:
+        """Submit a call; raises `ServerError`, also for a bug, which is not the worker's fault."""
+        try:
+            self._host.submit(call, inside)
+        except ServerError:
+            raise
+        except Exception as error:
+            log.exception("bug while submitting a model's call of model '%s'", call.model_name)
+            raise ExecutionFailed(INTERNAL_TEXT) from error
 
     def _control(self, number: int, document: Mapping[str, Any]) -> None:
         def answer(value: object, error: ServerError | None) -> None:
