@@ -70,7 +70,7 @@ class Model:
         self.open: list[QueuedPart] = []
         self.expected = 0
         self.room = room
-        self.refusal: ServerError = QueueFull("full")
+        self.refusal: Exception = QueueFull("full")
 
     def expect(self, count: int) -> None:
         self.expected += count
@@ -189,6 +189,16 @@ def test_a_part_that_cannot_be_queued_when_none_is_left(error: ServerError) -> N
     model.room, model.refusal = 0, error
     model.open.pop().answer()
     assert call.errors == [error]
+    assert model.expected == 0
+
+
+def test_a_bug_while_later_parts_are_queued_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model(room=1)
+    call = model.divide(4, 1)
+    model.room, model.refusal = 0, ZeroDivisionError()
+    model.open.pop().answer()
+    assert [str(error) for error in call.errors] == ["internal error"]
+    assert "bug in a request that is divided" in caplog.text
     assert model.expected == 0
 
 

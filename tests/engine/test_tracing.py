@@ -7,8 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.core.call import NO_CONTEXT, Call, CallContext, InferResponse, Submit, Timing
+from headrace.core.call import (
+    NO_CONTEXT,
+    Call,
+    CallContext,
+    CallOptions,
+    InferResponse,
+    Stage,
+    Submit,
+    Timing,
+)
+from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
+from headrace.core.tensors import Tensor
 from headrace.engine.tracing import Item, Tracing
 from headrace.observability.statistics import VersionStatistics
 from headrace.observability.trace_settings import (
@@ -406,3 +417,25 @@ async def test_a_version_has_a_stage_while_its_model_is_traced(tmp_path: Path) -
     times = [(name, ns) for name, ns in trace.times if name in ("QUEUE_START", *computed)]
     assert [name for name, _ in times] == ["QUEUE_START", *computed]
     assert times == sorted(times, key=lambda time: time[1])
+
+
+async def test_a_divided_request_is_traced_to_its_end(tmp_path: Path) -> None:
+    """No scheduler has it, only its parts."""
+
+    class Outer(Stage):
+        told = False
+
+        def over(self, call: Call) -> None:
+            self.told = True
+
+    tracing = Tracing(TraceConfig(TraceMode.OPENTELEMETRY, ON, "file", "url"), Kept())
+    world = worlds.World(tmp_path, tracing=tracing)
+    await world.engine.load_all([world.write("m", "1")])
+    version, call, outer = world.engine.find_version("m"), Door(), Outer()
+    call.inputs = {"X": Tensor("X", Datatype.FP32, np.zeros((6, 1), np.float32))}
+    call.options = CallOptions(table=True)
+    call.enter(outer, version.chain.submit)
+    await worlds.until(lambda: call.came)
+    assert outer.told
+    assert len(version.report.statistics.exemplars) == 1
+    await world.engine.unload_all()

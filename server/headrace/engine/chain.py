@@ -299,7 +299,7 @@ class DividedCall:
         self._part_ns = _ALONE_NS  # of a part that has run alone
         self._going = False  # parts may be answered while others are about to be begun
         self._nbytes = 0
-        self._begun = monotonic_ns()
+        self._begun = call.arrived = call.began = monotonic_ns()  # no scheduler sets them
         self._next = 0
         self._parts: dict[int, Call] = {}
         self._answers: list[InferResponse | None] = [None] * len(self._bounds)
@@ -339,7 +339,7 @@ class DividedCall:
             self._check_answer(response.model_name, self._nbytes)
             if not self._going:
                 self._go_on()
-        except ServerError as error:
+        except Exception as error:  # nobody else would answer the call
             self._fail(error)
 
     def failed(self, number: int, error: ServerError) -> None:
@@ -375,7 +375,7 @@ class DividedCall:
         if not self._over:
             try:
                 self._go_on()
-            except ServerError as error:
+            except Exception as error:
                 self._fail(error)
 
     def _run_alone(self, batcher: Batcher) -> bool | None:
@@ -464,14 +464,15 @@ class DividedCall:
         if whole is not None:
             self._end()
             self.whole.pass_response(whole, True)
-        elif isinstance(problem, ServerError):
+        elif problem is not None:
             self._fail(problem)
-        else:
-            log.error("bug while putting answers together", exc_info=problem)
-            self._fail(ExecutionFailed(INTERNAL_TEXT))
 
-    def _fail(self, error: ServerError) -> None:
-        self._end()
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, ServerError):
+            log.error("bug in a request that is divided", exc_info=error)
+            error = ExecutionFailed(INTERNAL_TEXT)
+        if not self._over:
+            self._end()
         self.whole.pass_end(error)
 
     def _end(self) -> None:
