@@ -1,6 +1,7 @@
 """Calls of this process that need no queue: run at once, or together at the end of a tick."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,9 +9,11 @@ import pytest
 from headrace.core.call import Call, CallOptions, InferResponse, Submit
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
+from headrace.core.limits import ModelLoad
 from headrace.core.tensors import Tensor
 from headrace.observability.statistics import Closed
 from headrace.scheduling.batch import Batch, Outcome
+from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.lending import JoinedCall
 from headrace.scheduling.queue import MANY
 from tests.scheduling.fakes import POISON, Bench, FakeInstance, double, signature
@@ -59,12 +62,15 @@ class Light(FakeInstance):
 
     most = 4
     lendable = True
+    given_up: Joining | None = None  # while it runs
 
     def light(self, batch: Batch) -> bool:
         return batch.rows <= self.most
 
     def run(self, batch: Batch) -> Outcome:
         self.runs.append([call.id for call in batch.calls])
+        if self.given_up is not None:
+            self.given_up.ended = True
         try:
             inputs = {name: np.asarray(array) for name, array in batch.gather().items()}
             arrays: Sequence[np.ndarray] = double(inputs, ["y"])
@@ -79,8 +85,8 @@ class Light(FakeInstance):
 class Joined:
     """A batcher with one light instance."""
 
-    def __init__(self) -> None:
-        self.bench = Bench(instances=0)
+    def __init__(self, load: ModelLoad | None = None) -> None:
+        self.bench = Bench(instances=0, kind=partial(Batcher, load=load))
         self.batcher, self.clock = self.bench.batcher, self.bench.clock
         self.clock.advance(MS)  # 0 would be no time
         self.instance = Light(self.clock)
@@ -202,6 +208,23 @@ def test_a_failed_call_is_handled_like_a_queued_one(joined: Joined) -> None:
     assert "failed to execute" in str(bad.errors[0])
     assert not bad.found
     assert joined.batcher.pending == 0
+
+
+def test_a_call_is_given_up_while_its_batch_fails() -> None:
+    """By its thread, while another one runs it."""
+    load = ModelLoad()
+    joined = Joined(load)
+    gone, bad = Joining("a", 3), Joining("b", POISON)
+    joined.join(Joining("first"))
+    joined.clock.time += MS
+    joined.join(gone, bad)
+    joined.instance.given_up = gone
+    joined.clock.tick()
+    joined.bench.instances.append(joined.instance)
+    joined.bench.finish_all()
+    assert len(bad.errors) == 1
+    assert (gone.found, gone.errors) == ([], [])
+    assert (load.requests, load.bytes) == (0, 0)
 
 
 def test_calls_that_fill_a_batch_each_run_one_after_the_other(joined: Joined) -> None:

@@ -1,11 +1,14 @@
 """Open requests: answered after their batch, individually, and more than once."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from headrace.core.call import InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest
 from headrace.scheduling.batch import Deferral, Part
-from tests.scheduling.fakes import Bench, FakeExecution, ManyCall, part
+from tests.scheduling.fakes import Bench, FakeExecution, ManyCall, part, signature
 
 LATER, AGAIN = Deferral.LATER, Deferral.AGAIN
 
@@ -55,6 +58,27 @@ def test_an_answer_before_the_batch_is_done() -> None:
     bench.instances[0].report(parts=[LATER])
     assert not bench.batcher.busy
     assert bench.statistics.success_count == 1
+
+
+@pytest.mark.parametrize(("fate", "stateful"), [(LATER, False), (AGAIN, False), (AGAIN, True)])
+def test_the_answer_to_one_request_cancels_another_of_its_batch(
+    fate: Deferral, stateful: bool
+) -> None:
+    """Ensembles do that when one of their steps has failed."""
+    bench = Bench(shape=replace(signature(), stateful=stateful))
+    failing, other = ManyCall(), ManyCall()
+    for call in (failing, other):
+        bench.submit_to(call, [1], 1, priority=0, timeout=0)
+    bench.clock.settle()
+    failing.then = other.cancel
+    bench.instances[0].report(parts=[InvalidRequest("no"), fate])
+    bench.clock.settle()
+    assert (bench.batcher.busy, bench.batcher.pending) == (False, 0)
+    assert not other.calls
+    assert bench.drained() == [True]
+    last = bench.submit("a", 2)
+    bench.finish_all()
+    assert last.values == [4]
 
 
 def test_an_error_or_a_response_that_breaks_the_signature_ends_a_request() -> None:

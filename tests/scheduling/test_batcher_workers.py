@@ -1,10 +1,20 @@
 """Reports of instances in other processes: batches given back, deaths, single answers."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from headrace.core.errors import ExecutionFailed, InvalidRequest, ModelNotReady, WorkerDied
+from headrace.core.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    ModelNotReady,
+    Quarantined,
+    WorkerDied,
+)
 from headrace.scheduling.batch import NotStarted, Part
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.quarantine import Quarantine
 from tests.scheduling.fakes import Bench, FakeCall
 
 
@@ -175,3 +185,16 @@ def test_a_busy_instance_is_removed_when_it_has_answered(begun: bool) -> None:
     assert leaving.runs == [["a"]]
     assert bench.started == (["a", "b"] if begun else ["a", "b", "a"])
     assert not bench.batcher.busy
+
+
+def test_the_refusal_of_one_request_cancels_another() -> None:
+    """Of its batch, and by a client that both of them belong to."""
+    bench = Bench(kind=partial(Batcher, quarantine=Quarantine("double", 1)))
+    bench.send("a", 5)
+    bench.instances[0].report(WorkerDied("it ended"))
+    refused, other = bench.submit("b", 5), bench.submit("c", 1)
+    refused.then = other.cancel
+    bench.clock.settle()
+    assert isinstance(refused.errors[0], Quarantined)
+    assert bench.started == ["a"]
+    assert (bench.batcher.busy, other.calls) == (False, 0)

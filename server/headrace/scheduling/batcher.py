@@ -656,14 +656,16 @@ class Batcher:
         if batch is not None and outcome is not None:
             self._take_back()  # what waits for this instance there is to be run here
             for call in batch.calls:
+                ended = call.ended  # its caller has given up: nothing would release it
                 if isinstance(call, JoinedCall):
                     call.complete()
                 call.level, call.run_number, call.began = 1, 0, call.arrived
                 call.started = True
-                call.deadline = call.execution = None
+                call.deadline = call.execution = call.outcome = None
                 call.owner = self
-                self._load.requests += 1
-                self._load.bytes += call.nbytes
+                call.ended = ended
+                self._load.requests += not ended
+                self._load.bytes += 0 if ended else call.nbytes
             self._finished(instance, batch, outcome)
             return
         if (removed := self._instances.give_back(instance)) is not None:
@@ -881,7 +883,8 @@ class Batcher:
         line.retries.extend([Batch(self._signature, [call], again) for call in suspects])
         for call in refused:
             self._end(call, self.quarantine.error(), "REJECTED", now, begun=again)
-        return clear
+        # The answer to one may have cancelled others.
+        return [call for call in clear if not call.ended] if refused else clear
 
     def _finished(self, instance: Instance, batch: Batch, outcome: Outcome) -> None:
         """Process a batch's outcome: answers, errors, or another run."""
@@ -954,10 +957,12 @@ class Batcher:
                     self._report([call], reason)
                 self._end(call, reason, "BACKEND", outcome.computed, outcome.started, batch.rows)
             elif reason is Deferral.AGAIN:
-                self._run_again(call)
+                if not call.ended:  # by the answer to another one, as any of these
+                    self._run_again(call)
             else:
                 later += 1
-                self._open.add(call)
+                if not call.ended:
+                    self._open.add(call)
         if later and len(others) == len(batch.calls):
             executed = outcome.rows or batch.rows
             self._statistics.batch_opened(
