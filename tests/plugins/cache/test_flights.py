@@ -169,6 +169,19 @@ def test_a_failure_of_the_run_of_a_cancelled_request_is_not_anothers() -> None:
     assert (bench.load.requests, bench.batcher.busy) == (0, False)
 
 
+@pytest.mark.parametrize("value", [1, POISON])
+def test_the_answer_to_one_request_cancels_an_equal_one(value: int) -> None:
+    """Ensembles do that when one of their steps has failed."""
+    bench = CacheBench()
+    first, second, third = [bench.ask(name, value) for name in "abc"]
+    first.then = second.cancel
+    bench.finish_all()
+    assert (first.calls, second.calls, third.calls) == (1, 0, 1)
+    assert bench.runs == ([["a"]] if value == 1 else [["a"], ["c"]])
+    assert bench.statistics.failures["CANCELED"] == 1
+    assert (bench.load.requests, bench.batcher.busy) == (0, False)
+
+
 def test_a_refused_run_refuses_its_request() -> None:
     limits = SchedulingPolicy(BatchPolicy(1), QueuePolicy(max_size=1))
     bench = CacheBench(limits)

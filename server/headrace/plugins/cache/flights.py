@@ -13,7 +13,7 @@ until its calls are answered, or passed on, unless its call may share it with no
 
 import logging
 from asyncio import Task
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -316,6 +316,15 @@ class Flight(Call):
             cache.parts.load.release(call.nbytes)
         return calls
 
+    def _taken(self) -> Iterator[tuple[int, Call]]:
+        """Take the calls as `end`, but for those that the answer to an earlier one cancels."""
+        cache, parts = self._cache, self._cache.parts
+        for place, call in enumerate(self.end()):
+            if call.owner is cache:
+                yield place, call
+            else:
+                parts.statistics.request_failed("CANCELED", parts.clock.now() - call.arrived)
+
     # --- from Redis
 
     def _looked_up(self, answer: bytes | None) -> None:
@@ -327,14 +336,14 @@ class Flight(Call):
                 cache.answers.put(self._key, answer)
             now = parts.clock.now()
             found = FoundAnswer(answer, self.asked, now)
-            for call in self.end():
+            for _, call in self._taken():
                 _deliver(call, found.deliver, call)
                 parts.statistics.cache_hit(call.arrived, call.arrived, now)
         else:
             try:
                 self._run()
             except Exception as error:
-                for call in self.end():
+                for _, call in self._taken():
                     _deliver(call, refuse, call, error)
         parts.expect(-1)
 
@@ -358,7 +367,7 @@ class Flight(Call):
             self.respond(batch.response(self), True)
             return
         self._keep(packed(batch.version, self.rows, {}, outputs))
-        for place, call in enumerate(self.end()):
+        for place, call in self._taken():
             call.first = self.first
             if place:
                 self._note(call, batch.started)
@@ -389,10 +398,10 @@ class Flight(Call):
         """Keep the copy of a response, and pass the response on."""
         if answer is not None:
             self._keep(answer)
-        else:
+        elif not isinstance(problem, ServerError):
             log.error("bug while an answer was copied for the cache", exc_info=problem)
         started = 0
-        for place, call in enumerate(self.end()):
+        for place, call in self._taken():
             started = started or call.arrived + response.timing.queue_ns
             own = replace(
                 response, id=call.id, outputs=list(response.outputs),
@@ -410,7 +419,7 @@ class Flight(Call):
 
         Also if that has been cancelled: the failure may be that of its deadline.
         """
-        for call in self.end():
+        for _, call in self._taken():
             if call is self.asked:
                 call.started = self.started
                 _deliver(call, call.pass_end, error)
