@@ -340,6 +340,29 @@ def test_a_timeout_in_the_backlog() -> None:
     assert timely.values == [8]
 
 
+def test_the_answer_to_one_request_cancels_another_that_is_about_to_begin() -> None:
+    """Two seats become free at once; the first of the two requests for them is refused."""
+    world = World(seats=2)
+    for id in (1, 2):
+        world.send(id, id, "s")
+    world.run()
+    refused, other = world.send(3, 3, "s"), world.send(4, 4, "s")
+    world.load.full = True
+
+    def let_go() -> None:
+        world.load.full = False
+        other.cancel()
+
+    refused.then = let_go
+    world.clock.advance(IDLE)
+    assert isinstance(refused.errors[0], Overloaded)
+    assert (world.batcher.busy, world.batcher.pending, world.share.requests) == (False, 0, 0)
+    assert other.calls == 0
+    last = world.send(5, 5, "se")
+    world.run()
+    assert last.values == [10]
+
+
 def test_the_end_of_a_worker() -> None:
     """Its requests fail, and those that wait for it; sequences elsewhere notice nothing."""
     world = World(2, seats=2)

@@ -327,7 +327,9 @@ class LocalSequences:
             self._acting = False
 
     def _begin_next(self, turn: "_CallTurn") -> None:
-        """Begin a request that has waited."""
+        """Begin a request that has waited, unless an answer has cancelled it meanwhile."""
+        if turn.call.ended:
+            return
         try:
             self._begin(turn)
         except ServerError as error:
