@@ -392,6 +392,44 @@ def test_any_order_of_events_answers_each_request_once(
     assert all(i.closed for instances in bench.instances for i in instances)
 
 
+class SometimesInline(FakeInstance):
+    """An instance that runs its batches at once from some time on."""
+
+    at_once = False
+
+    def execute(self, batch: Batch, done: Done) -> None:
+        super().execute(batch, done)
+        if self.at_once:
+            self.finish()
+
+
+def test_an_instance_with_a_moved_batch_gets_no_other_when_its_own_ends_elsewhere() -> None:
+    bench = Bench(2, 1, 0)
+    [one, other], [second] = bench.instances[:2]
+    third = SometimesInline(bench.clock)
+    bench.tiers[2].add_instance(third)
+    bench.instances[2].append(third)
+    refusal = NotStarted(Unavailable("full"))
+    bench.send()
+    one.report(refusal)
+    second.report(refusal)
+    assert third.busy  # with the first request
+    bench.lose(0)
+    bench.send()
+    second.report(refusal)  # so that the second one waits for the third backend
+    bench.find(0)
+    moved = bench.send()
+    other.report(refusal)
+    assert second.busy  # with the third request, while its own is elsewhere
+    bench.send(2)
+    third.at_once = True
+    third.finish()
+    bench.run()
+    assert [call.values for call in bench.calls] == [[2]] * 5
+    assert (moved.backend, bench.calls[0].backend, bench.calls[1].backend) == ("b", "c", "c")
+    assert not bench.batcher.busy
+
+
 def test_a_request_for_an_instance_is_not_handed_on() -> None:
     bench = Bench(1, 1)
     [[first], [second]] = bench.instances

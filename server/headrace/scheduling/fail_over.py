@@ -282,7 +282,11 @@ class _Guard:
 
     def execute(self, batch: Batch, done: Done) -> None:
         """Implements `Instance.execute`."""
-        self._run(_Job(batch, self, done))
+        job = _Job(batch, self, done)
+        if self.job is None:
+            self._run(job)
+        else:  # begun for another tier while its own batch was elsewhere; it is about to settle
+            self.tier.tiers.give_back(job, at_once=True)
 
     def close(self) -> None:
         """Implements `Instance.close`."""
@@ -437,11 +441,12 @@ class Tiers:
         settle = partial(self._settle, guard, job.origin, judged)
         self._clock.soon(settle) if at_once else settle()
 
-    def give_back(self, job: _Job) -> None:
-        """Return a batch that no tier has started to the scheduler."""
+    def give_back(self, job: _Job, at_once: bool = False) -> None:
+        """Return a batch that no tier has started to the scheduler; `at_once` as of `ended`."""
         now = self._clock.now()
         job.done(job.origin, job.batch, Outcome((), NotStarted(), now, now, now))
-        job.origin.settle()
+        if not at_once:
+            job.origin.settle()
 
     # --- choice of the active tier
 
