@@ -28,7 +28,10 @@ INLINE = CONFIG.format("inline")
 
 
 class Constant(LoadedModel):
-    """A model that answers every row with one number once `go` is set. `seen` are its inputs."""
+    """A model that answers every row with one number once `go` is set. `seen` are its inputs.
+
+    Its end begins with `closing` and waits for `close_now`.
+    """
 
     inputs: Sequence[TensorInfo] = (TensorInfo("X", Datatype.FP32, (-1, 1)),)
     outputs: Sequence[TensorInfo] = (TensorInfo("Y", Datatype.FP32, (-1, 1)),)
@@ -36,7 +39,9 @@ class Constant(LoadedModel):
     def __init__(self, number: float, go: Event) -> None:
         self.number = number
         self.go = go
-        self.closed = False
+        self.closing = self.closed = False
+        self.close_now = Event()
+        self.close_now.set()
         self.seen: list[Array] = []
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
@@ -46,6 +51,8 @@ class Constant(LoadedModel):
         return [np.full_like(inputs["X"], self.number)]
 
     def close(self) -> None:
+        self.closing = True
+        assert self.close_now.wait(30)
         self.closed = True
 
 

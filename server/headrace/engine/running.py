@@ -200,11 +200,17 @@ class RunningVersion:
         if self.own_sequences is not None:
             self.own_sequences.drain()
 
+    async def finish(self) -> None:
+        """Wait until no accepted request is left; until then others are accepted."""
+        while True:
+            drained = asyncio.Event()
+            self.scheduler.when_drained(drained.set)
+            await drained.wait()
+            if not self.scheduler.busy:  # as since then, unless a request has come
+                return
+
     async def close(self) -> None:
-        """Finish accepted requests, and free the model."""
-        drained = asyncio.Event()
-        self.scheduler.when_drained(drained.set)
-        await drained.wait()
+        """Free the model, which has finished its requests and gets no others."""
         for placement in self.placements.values():
             placement.close()
         if self.fail_over is not None:

@@ -149,6 +149,8 @@ class ModelVersion:
             return
         self._leaves = True
         self._enter(State.UNLOADING)
+        await running.finish()
+        self.chain.follow(None, False)  # what is submitted from now on would never run
         await running.close()
         self._running = None
         self._enter(State.UNAVAILABLE, reason)
