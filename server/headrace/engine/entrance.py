@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from headrace.core.call import Call, Done, InferResponse, Raw, Stage, Submit
-from headrace.core.errors import InvalidRequest, Overloaded, ServerError
+from headrace.core.errors import InvalidRequest, Overloaded, ServerError, Unsupported
 from headrace.core.identity import Access
 from headrace.core.limits import PRESSED_SECS, Charge, Patience, uncharged
 from headrace.core.signature import Signature
@@ -263,33 +263,42 @@ class _Timed(Stage):
         add_timing(response)
 
 
-def submit_raw(found: Target, call: Call, admission: Admission, charge: Charge = uncharged) -> None:
+def submit_raw(found: Target, call: Call, entrance: Entrance, charge: Charge = uncharged) -> None:
     """Decode a raw call, on a thread if that is slow, and queue it.
 
     `charge` is called with the decoded size. Raises `ServerError`, or refuses the call later.
     """
+    admission = entrance.admission
     signature, raw = found.signature, call.options.raw
     if "" not in call.inputs or signature is None:
         raise InvalidRequest("a raw request without a body")
     body, timeout, parameters = body_of(call), call.options.timeout, call.parameters
     most = admission.max_object_bytes
 
-    def submit(decoded: Call) -> None:
+    def submit(target: Target, decoded: Call) -> None:
         decoded.bound_wait(timeout)  # from headers, too
         decoded.parameters.update(parameters)  # from headers
         call.take(decoded)
         if raw is Raw.GENERATE and wants_timing(call):
-            call.enter(_Timed(), found.submit)
+            call.enter(_Timed(), target.submit)
         else:
-            found.submit(call)
+            target.submit(call)
+
+    def go_on(decoded: Call) -> None:
+        target = entrance.find(call.model_name, call.model_version)
+        if target is not found:  # the version was replaced meanwhile
+            if target.decoupled and call.refusal:
+                raise Unsupported(call.refusal)
+            call.pass_routed(target)
+        submit(target, decoded)
 
     at_once = raw is not Raw.ARROW and len(body) <= LARGE  # to import pyarrow takes long
     if at_once or not (raw is not Raw.INFER or takes_long(body, "0", signature)):
-        submit(_decoded(signature, call, uncharged, most))
+        submit(found, _decoded(signature, call, uncharged, most))
     else:
         Deferred(
             admission.workbench, len(body),
-            lambda charge: _decoded(signature, call, charge, most), submit, call, charge,
+            lambda charge: _decoded(signature, call, charge, most), go_on, call, charge,
         )  # fmt: skip
 
 

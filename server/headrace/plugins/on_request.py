@@ -575,6 +575,6 @@ class ColdStart(Owner):
             raise Unsupported(call.refusal)
         call.pass_routed(found)
         if call.options.raw is not None and found.signature is not None:
-            submit_raw(found, call, self._engine.admission)
+            submit_raw(found, call, self._engine)
         else:
             found.submit(call)

@@ -519,7 +519,7 @@ class FrontEndSession:
                 self._moved()
             self._under_way[number] = call
             if raw is not None and found.signature is not None:
-                submit_raw(found, call, self.admission, partial(self._grow, call))
+                submit_raw(found, call, self._engine, partial(self._grow, call))
             else:
                 found.submit(call)
         except Exception as error:  # also of a frame that cannot be read: others follow it
