@@ -10,10 +10,17 @@ from typing import Any
 import pytest
 
 from headrace.core.call import Call
-from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, ServerError
+from headrace.core.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    Overloaded,
+    ServerError,
+    Unavailable,
+)
 from headrace.core.limits import Charge, uncharged
 from headrace.core.turns import PIECE_SECS
 from headrace.engine.workbench import Deferred, Expected, Workbench
+from tests.placement.threads import no_threads
 from tests.support.scrape import until
 
 LONG = 64 << 20
@@ -59,6 +66,19 @@ async def test_short_work_does_not_wait_for_long() -> None:
     assert long.found == []
     gate.set()
     await long.all.wait()
+
+
+async def test_work_is_refused_while_its_thread_cannot_be_started() -> None:
+    bench, refused, later = Workbench(), Outcomes(1), Outcomes(1)
+    with no_threads():
+        bench.do(1, lambda charge: "refused", refused.done, uncharged, None)
+        assert refused.found == []
+        await refused.all.wait()
+    [(result, problem)] = refused.found
+    assert (result, type(problem)) == (None, Unavailable)
+    bench.do(1, lambda charge: "done", later.done, uncharged, None)
+    await later.all.wait()
+    assert later.found == [("done", None)]
 
 
 class Client:

@@ -33,7 +33,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from headrace.core.call import NOBODY, Call, Owner
 from headrace.core.daemon_thread import Run, run_in_daemon_thread
-from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, Unavailable
 from headrace.core.limits import Charge, Payer, uncharged
 from headrace.core.turns import Turns
 from headrace.protocol.status import INTERNAL_TEXT
@@ -319,6 +319,10 @@ class Job(Owner, Generic[T]):
         with suppress(RuntimeError):  # the loop is closed: the server has ended
             self._loop.call_soon_threadsafe(lane.add, self)
 
+    def refuse(self, error: ServerError) -> None:
+        """Fail the work, which no thread has begun, later in this turn of the event loop."""
+        self._loop.call_soon(self._finish, None, error)
+
     def _count_here(self, nbytes: int, counted: "Future[None]") -> None:
         try:
             if self._done is None:
@@ -368,11 +372,16 @@ class _Lane:
         self._thread: Thread | None = None
 
     def add(self, job: Job[Any]) -> None:
-        self._jobs.put(job)
         if self._thread is None:
             # A daemon: a server that shuts down waits for answers, not for abandoned work.
-            self._thread = Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            thread = Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the limit of threads was reached
+                job.refuse(Unavailable(f"the server cannot do this now: {error}", retry_after=1))
+                return
+            self._thread = thread
+        self._jobs.put(job)
 
     def _run(self) -> None:
         waiting: dict[str, _Line] = {}  # by address, in the order of their turns
