@@ -28,6 +28,7 @@ from headrace.core.errors import (
     PayloadTooLarge,
     QueueFull,
     ServerError,
+    Unavailable,
 )
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.engine.admission import Admission
@@ -66,7 +67,7 @@ class Work:
         self.expected = 0
         self.submitted = self.cancelled = 0
         self.held: list[bool] = []
-        self.refusal: ServerError | None = None
+        self.refusal: Exception | None = None
 
     def expect(self, count: int) -> None:
         self.expected += count
@@ -210,6 +211,21 @@ async def test_a_full_queue(nbytes: int) -> None:
         s.work.refusal = QueueFull("full")
         s.floats(nbytes)
         await refused(s, QueueFull, "full")
+
+
+async def test_a_bug_after_the_inputs_were_copied(caplog: pytest.LogCaptureFixture) -> None:
+    async with scene() as s:
+        s.work.refusal = ZeroDivisionError()
+        s.floats(LONG)
+        await refused(s, ExecutionFailed, "internal error")
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_inputs_for_which_there_is_no_thread() -> None:
+    async with scene() as s:
+        s.floats(LONG)
+        s.regions.threads.shutdown()  # as where no more can be started
+        await refused(s, Unavailable, "cannot be copied now")
 
 
 async def test_an_unknown_region_for_one_of_two_inputs() -> None:

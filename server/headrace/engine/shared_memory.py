@@ -48,6 +48,7 @@ from headrace.core.errors import (
     Overloaded,
     PayloadTooLarge,
     ServerError,
+    Unavailable,
     Unsupported,
 )
 from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
@@ -521,9 +522,9 @@ class SharedMemory(Stage, Owner):
                 copy()
             submit(call)
             return
-        expect(1)
         call.owner = self
         self._copy(copies, partial(self._fetched, expect, submit, call))
+        expect(1)
 
     def transform(
         self, call: Call, response: InferResponse, final: bool, done: Done
@@ -596,6 +597,9 @@ class SharedMemory(Stage, Owner):
                 submit(call)
         except ServerError as refusal:
             call.pass_refusal(refusal)
+        except Exception:
+            log.exception("bug in a request whose inputs were copied")
+            call.pass_refusal(ExecutionFailed(INTERNAL_TEXT))
         finally:
             expect(-1)
 
@@ -636,10 +640,17 @@ class SharedMemory(Stage, Owner):
         return nbytes <= AT_ONCE and all(region.device_id is None for region in self._used)
 
     def _copy(self, copies: Sequence[_Copy], done: Done) -> None:
-        """Copy on another thread, then call `done`, with the error if it failed."""
+        """Copy on another thread, then call `done`, with the error if it failed.
+
+        Raises `Unavailable` if no thread can be started.
+        """
+        loop, given = asyncio.get_running_loop(), list(copies)
+        try:
+            future = loop.run_in_executor(self._regions.threads, _run, given)
+        except RuntimeError as error:
+            given.clear()  # the next thread would do them, too late
+            raise Unavailable(f"memory cannot be copied now: {error}", retry_after=1) from error
         self._copying = True
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._regions.threads, _run, copies)
         future.add_done_callback(partial(self._copied, done))
 
     def _copied(self, done: Done, future: "asyncio.Future[None]") -> None:
