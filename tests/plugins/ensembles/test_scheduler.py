@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.core.call import Call, context_of
+import pytest
+
+from headrace.core.call import Call, InferResponse, Timing, context_of
 from headrace.core.errors import ServerError
 from headrace.core.identity import EVERYTHING, Identity, Role
 from headrace.core.limits import ModelLoad, Payer
@@ -11,7 +13,7 @@ from headrace.engine.admission import Admission
 from headrace.observability.statistics import VersionStatistics
 from headrace.plugins.ensembles.scheduler import EnsembleScheduler
 from tests.plugins.ensembles.graphs import graph_of, text
-from tests.scheduling.fakes import FakeCall
+from tests.scheduling.fakes import FakeCall, FakeClock
 
 CLIENT = Identity("night", "key", [Role("scorer", EVERYTHING)])
 ACCOUNT = Admission(0, 0).connect("http", "192.0.2.1")
@@ -31,6 +33,15 @@ class FakeHost:
     ) -> None: ...
 
     def metric(self, document: Mapping[str, Any]) -> None: ...
+
+
+class HastyHost(FakeHost):
+    """Models that answer while they are asked."""
+
+    def submit(self, call: Call, inside: bool) -> None:
+        super().submit(call, inside)
+        response = InferResponse("one", "1", call.id, [text("b", "b")], Timing(1, 2, 1))
+        call.pass_response(response, True)
 
 
 class Asked(FakeCall):
@@ -58,3 +69,18 @@ def test_steps_are_charged_to_the_client_with_the_bytes_of_its_request() -> None
         assert (call.id, call.context.identity, call.payer) == ("7", CLIENT, ACCOUNT)
         assert call.nbytes == 1_000
     asked.cancel()
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_answer_that_came_while_the_request_was_submitted(cancelled: bool) -> None:
+    clock, load, asked = FakeClock(), ModelLoad(), Asked()
+    scheduler = EnsembleScheduler(
+        graph_of("a", "b", {"one": ("a", "b")}), "1", HastyHost(), clock.soon, VersionStatistics(),
+        load,
+    )  # fmt: skip
+    scheduler.submit(asked)
+    if cancelled:
+        asked.cancel()
+    clock.settle()
+    assert len(asked.responses) == (not cancelled)
+    assert (scheduler.busy, load.requests) == (False, 0)

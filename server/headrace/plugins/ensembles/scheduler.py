@@ -189,6 +189,7 @@ class EnsembleRun(Owner):
 
     def cancel(self, call: Call) -> None:
         """Implements `Owner.cancel`: cancels all steps."""
+        self._early = None
         if not self._over:
             self._end()
             self.scheduler.statistics.request_failed("CANCELED", monotonic_ns() - call.arrived)
