@@ -18,11 +18,13 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.api.gate import Gate
 from headrace.core.call import Timing
+from headrace.core.errors import ServerError
 from headrace.doors.http.connection import PLAIN_ANSWER, PLAIN_REST, Connection, FastPath
 from headrace.doors.http.head import Heads
 from headrace.doors.http.server import HttpServer
 from headrace.engine.admission import Admission
 from headrace.protocol.parameters import server_timing
+from headrace.protocol.status import STATUS
 from tests.doors.fakes import FakeEngine, until
 from tests.doors.http.accepted import accepted
 
@@ -32,6 +34,7 @@ _INFER = b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d
     len(_BODY),
     _BODY,
 )
+_LONG = _INFER.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -261,9 +264,9 @@ async def test_a_body_that_nobody_wants_is_read_in_turns() -> None:
 # --- infer requests, with controlled models
 
 
-def started(engine: FakeEngine) -> HttpServer:
-    """A server of the fast path on a free port."""
-    listener = socket.create_server(("127.0.0.1", 0))
+def started(engine: FakeEngine, listener: socket.socket | None = None) -> HttpServer:
+    """A server of the fast path, by default on a free port."""
+    listener = listener or socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     fast = FastPath(Heads(engine, Gate()), 1 << 20, access_log=False)
     server = HttpServer(Starlette(), [listener], 5, 60, fast, admission=engine.admission)
@@ -306,6 +309,21 @@ async def test_an_answer_behind_earlier_ones_is_charged() -> None:
     first.answer(1000, final=True)
     assert (admission.requests, admission.bytes) == (0, 0)
     assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    writer.close()
+    await server.stop(1)
+
+
+@pytest.mark.parametrize("kind", STATUS)
+async def test_every_error_of_a_model_is_answered(kind: type[ServerError]) -> None:
+    """Also that the request was cancelled, by whatever the model has asked itself."""
+    engine = FakeEngine()
+    server = started(engine)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(_INFER)
+    await until(lambda: bool(engine.plain.work))
+    engine.plain.last.request.pass_end(kind("why"))
+    assert (await reader.readline()).startswith(b"HTTP/1.1 %d " % STATUS[kind].http)
+    assert (engine.admission.requests, engine.admission.bytes) == (0, 0)
     writer.close()
     await server.stop(1)
 

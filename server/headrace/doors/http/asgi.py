@@ -42,7 +42,10 @@ HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still inco
 STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
     for status in HTTPStatus
-} | {414: b"HTTP/1.1 414 URI Too Long\r\n"}  # Python's phrase depends on its version
+} | {
+    414: b"HTTP/1.1 414 URI Too Long\r\n",  # Python's phrase depends on its version
+    GONE: b"HTTP/1.1 499 Client Closed Request\r\n",  # models and upstreams may say so, too
+}
 _BODILESS = (204, 304)  # statuses of answers without a body
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WAITING = 4 << 10  # bytes of objects of a request that waits for earlier ones
