@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -223,9 +222,21 @@ def test_damaged_messages_never_end_the_server(client: Any, server: ServerProces
 
 
 def test_calls_are_counted_by_door(client: Any, server: ServerProcess) -> None:
-    exchange(client, "numbers", numbers(1))
-    text = httpx.get(f"http://{server.metrics}/metrics").text
-    assert re.search(r'headrace_\w+\{.*door="flight".*operation="infer".*\} [1-9]', text)
+    """Each once, by its status, whatever its size, and whether or not it ends the stream."""
+    name, labels = "headrace_requests_total", {"door": "flight", "operation": "infer"}
+
+    def counted() -> dict[str, float]:
+        with Scraper(server.metrics) as metrics:
+            samples = metrics.now().samples(name)
+        return {own["status"]: n for own, n in samples if labels.items() <= own.items()}
+
+    before = counted()
+    exchange(client, "numbers", numbers(1), numbers(1), numbers(9_000))
+    with pytest.raises(pa.ArrowInvalid, match="unexpected shape"):
+        refused(client, "numbers", pa.record_batch({"INPUT0": [[1.0]]}))
+    after = counted()
+    grown = {status: n - before.get(status, 0) for status, n in after.items()}
+    assert {status: n for status, n in grown.items() if n} == {"200": 3, "400": 1}
 
 
 _QUOTAS = """

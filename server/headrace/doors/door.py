@@ -138,8 +138,8 @@ class DoorCall(Call):
 
     def fail(self, error: ServerError) -> None:
         """Implements `Call.fail`."""
+        self._end(STATUS[type(error)].http)  # first: the door may then give the call up
         self.write_error(error)
-        self._end(STATUS[type(error)].http)
 
     def _end(self, status: int) -> None:
         if self._entered:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from headrace.api.gate import Gate
 from headrace.core.call import Call, CallOptions, InferResponse, context_of
 from headrace.core.errors import (
+    ExecutionFailed,
     InvalidRequest,
     ModelNotReady,
     NotFound,
@@ -44,6 +45,7 @@ from headrace.plugins.flight.wire import (
 from headrace.protocol.arrow import batch_of, described, needs_rows, schema_of, tensors_of
 from headrace.protocol.arrow_ipc import BATCH, BatchReader, limited, outline
 from headrace.protocol.compression import too_large
+from headrace.protocol.status import INTERNAL_TEXT
 
 log = logging.getLogger(__name__)
 
@@ -137,10 +139,7 @@ class BatchCall(DoorCall):
                 nbytes, lambda charge: _encoded(response, schema), self._take, uncharged, self.payer
             )
         else:
-            try:
-                self._take(_encoded(response, schema), None)
-            except ServerError as error:
-                self._take(None, error)
+            self._take(_encoded(response, schema), None)
 
     def write_error(self, error: ServerError) -> None:
         """Note the error, in the answer's place."""
@@ -154,6 +153,10 @@ class BatchCall(DoorCall):
         if self._job is not None:
             self._job.cancel()
             self._job = None
+        self.release()
+
+    def release(self) -> None:
+        """Release the answer's charge: the transport charges the message, once it is written."""
         self.account.count(-self.size)
         self.size = 0
 
@@ -163,7 +166,8 @@ class BatchCall(DoorCall):
         if isinstance(problem, ServerError):
             self.error = problem
         elif problem is not None:
-            raise problem
+            log.error("bug while an answer was encoded", exc_info=problem)
+            self.error = ExecutionFailed(INTERNAL_TEXT)
         self.stream.flush()
 
 
@@ -269,8 +273,7 @@ class TableStream(StreamSession):
                     raise slot.error
                 if (message := slot.message) is None:
                     break
-                slots.popleft()
-                slot.drop()
+                slots.popleft().release()
                 sink.send(message)
         except ServerError as error:
             self._finish(error)
