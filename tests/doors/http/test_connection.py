@@ -6,7 +6,9 @@ import gzip
 import socket
 import termios
 from contextlib import suppress
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +19,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from headrace.api.gate import Gate
-from headrace.core.call import Timing
+from headrace.core.call import InferResponse, Timing
+from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
+from headrace.core.tensors import Tensor
 from headrace.doors.http.connection import PLAIN_ANSWER, PLAIN_REST, Connection, FastPath
 from headrace.doors.http.head import Heads
 from headrace.doors.http.server import HttpServer
@@ -124,6 +128,31 @@ async def test_waiting_heads_and_requests_are_charged() -> None:
         await until(lambda: admission.bytes == 10)
     await until(lambda: admission.bytes == 0)
     assert admission.unread == 0
+
+
+async def test_an_unfinished_request_is_refused_once() -> None:
+    """However long its client does not read the answer to an earlier one."""
+    admission, loop = Admission(0, 0), asyncio.get_running_loop()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": bytes(4 << 20)})
+
+    client, server = socket.socketpair()
+    with client:
+        protocol = await accepted(client, server, app, admission)
+        client.sendall(_REQUEST)
+        await until(lambda: admission.unread > 0)
+        client.sendall(_REQUEST[:10])
+        await until(lambda: protocol.held == 10)
+        now = loop.time()
+        for second in range(40):
+            protocol.check(now + second)
+        found = bytearray()
+        while data := await loop.sock_recv(client, 1 << 20):
+            found += data
+    assert found.count(b"HTTP/1.1 408 ") == 1
+    assert admission.aborted["unsent"] == 1
 
 
 async def test_pipelined_requests_are_parsed_as_they_are_answered() -> None:
@@ -325,6 +354,67 @@ async def test_every_error_of_a_model_is_answered(kind: type[ServerError]) -> No
     assert (await reader.readline()).startswith(b"HTTP/1.1 %d " % STATUS[kind].http)
     assert (engine.admission.requests, engine.admission.bytes) == (0, 0)
     writer.close()
+    await server.stop(1)
+
+
+async def test_a_body_without_memory_fails_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NoMemory:
+        def block(self, nbytes: int) -> memoryview:
+            raise MemoryError
+
+    monkeypatch.setattr("headrace.doors.http.connection.BLOCKS", NoMemory())
+    engine = FakeEngine()
+    server = started(engine)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(_INFER + _LONG % 5_000 + bytes(10))
+    await until(lambda: bool(engine.plain.work))
+    engine.plain.last.answer("first", final=True)
+    writer.write(bytes(4_990) + _INFER)
+    await until(lambda: len(engine.plain.work) == 2)
+    engine.plain.last.answer("last", final=True)
+    for status in (b"200 OK", b"500 Internal Server Error", b"200 OK"):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 " + status)
+        length = head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]
+        await reader.readexactly(int(length))
+    assert (engine.admission.requests, engine.admission.bytes) == (0, 0)
+    writer.close()
+    await server.stop(1)
+
+
+async def test_the_rest_of_an_abandoned_body_cuts_no_earlier_answer(tmp_path: Path) -> None:
+    engine, listener = FakeEngine(), socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "http"))
+    listener.listen()
+    server, admission, loop = (
+        started(engine, listener),
+        engine.admission,
+        asyncio.get_running_loop(),
+    )
+    body = _BODY[:-1] + b',"parameters":{"binary_data_output":true}}'
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        await loop.sock_connect(client, str(tmp_path / "http"))
+        size, begun = 900_000, 300_000  # so much is missing that it is received in place
+        await loop.sock_sendall(client, _LONG % len(body) + body + _LONG % size + bytes(begun))
+        await until(lambda: admission.bytes == len(body) + begun)
+        # So many outputs that the connection keeps some of them until its client reads.
+        outputs = [Tensor(f"y{n}", Datatype.UINT8, np.zeros(1 << 20, np.uint8)) for n in range(20)]
+        response = InferResponse("plain", "7", "", outputs, Timing(1, 2, 3))
+        engine.plain.last.request.pass_response(response, True)
+        await until(lambda: admission.unread > 0)
+        server.end_unfinished()
+        before = admission.bytes
+        await loop.sock_sendall(client, bytes(size - begun) + b"behind it")
+        await until(lambda: admission.bytes != before)
+        found = bytearray()
+        while data := await loop.sock_recv(client, 1 << 20):
+            found += data
+    first, second, third = bytes(found).split(b"HTTP/1.1 ")
+    assert (first, second[:3], third[:3]) == (b"", b"200", b"503")
+    assert second.endswith(bytes(20 << 20))
     await server.stop(1)
 
 

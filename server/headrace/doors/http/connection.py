@@ -375,7 +375,7 @@ class Connection(asyncio.Protocol):
         elif (request := self._gathering) is not None:
             if request.answer is None and (fault := self._late(now, self._begun, request.filled)):
                 request.end(Answer(408, JSON + CLOSE, [error_body(fault)]))
-        elif not self._requests:
+        elif not (self._requests or out.closing):
             self._check_unfinished(now)
         if now >= self._retire_at:
             self.retire()
@@ -736,11 +736,11 @@ class Connection(asyncio.Protocol):
         taken = min(length - begin, len(data) - position)
         try:
             request.grow(taken)
-        except ServerError as error:
+            if request.body is None:
+                request.body = _memory(request.head, length)
+        except Exception as error:  # also without memory
             request.end(request.failure(error))
             return position
-        if request.body is None:
-            request.body = _memory(request.head, length)
         request.body[begin : begin + taken] = memoryview(data)[position : position + taken]
         request.filled = begin + taken
         if request.filled == length:
@@ -754,7 +754,10 @@ class Connection(asyncio.Protocol):
         """Process `nbytes` received into the body's buffer; returns True while more are missing."""
         self._touched = self.loop.time()
         request = self._gathering
-        assert request is not None, "a body without a request. This is a bug."
+        if request is None:  # answered early, and the connection ends once its client has read
+            self._skip = max(self._skip - nbytes, 0)
+            self._switch(self)
+            return False
         request.filled += nbytes
         try:
             request.grow(nbytes)
@@ -816,6 +819,8 @@ class Connection(asyncio.Protocol):
 
     def _abandon(self, status: int, text: str) -> None:
         """Refuse a request for the application, or hang up if its answer has begun."""
+        if self._out.closing:  # one was, and the client has not read all that was written before
+            return
         if self._asgi is not None and self._asgi.cycles and self._asgi.cycles[0].started:
             self._hang_up()
         else:
