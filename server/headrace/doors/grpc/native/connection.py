@@ -793,6 +793,7 @@ class GrpcConnection(Http2Protocol):
             http2.finish_drain()
         elif due is KeepAliveAction.CUT:
             http2.fail(ErrorCode.NO_ERROR, _RETIRED)
+            return  # or it would be due in each turn of the loop, until the client has read
         self._timer = self.context.loop.call_at(watch.at, self._look)
 
     def check_progress(self, now: float) -> None:
