@@ -23,6 +23,7 @@ from tests.models.onnx_graphs import write_model
 from tests.models.python_models import execution, tensors, write_python_model
 from tests.support.busy_model import FOREVER, busy_json, write_busy_model
 from tests.support.held import Gates, write_held_model
+from tests.support.http2_socket import prefixed
 from tests.support.raw_clients import (
     SERVICE,
     HttpAnswer,
@@ -31,6 +32,7 @@ from tests.support.raw_clients import (
     code_of,
     get,
     open_channel,
+    open_http2,
     open_stream,
     post,
     post_bytes,
@@ -250,6 +252,19 @@ async def test_idle_connections_and_streams_do_not_delay_shutdown(
             for connection in (kept, fresh, half):
                 assert await connection.ended()
                 await connection.close()
+
+
+@pytest.mark.parametrize("left", [None, 2], ids=["head", "part"])
+async def test_unfinished_calls_do_not_delay_shutdown(repository: Path, left: int | None) -> None:
+    message = prefixed(busy_message(MODEL, 1))
+    with serving(repository, "--exit-timeout-secs=30") as server:
+        async with open_http2(server.grpc) as caller:
+            caller.begin(1, *([] if left is None else [message[:-left]]))
+            caller.begin(3, message, end=True)  # so that the server has seen the first one
+            assert await caller.statuses(1) == [("0", "")]
+            server.send(signal.SIGTERM)
+            assert await caller.statuses(1) == [("14", "Server exiting")]
+            assert await ended(server, 10) == 0
 
 
 async def test_a_second_signal_ends_the_server_at_once(repository: Path) -> None:

@@ -203,6 +203,8 @@ class ClientDoors:
         """Abandon incomplete requests."""
         if self._http is not None:
             self._http.end_unfinished()
+        for door in self._grpc:
+            door.end_unfinished()
 
     async def announce(self, grace: float) -> None:
         """Announce the shutdown to clients; requests already sent are still accepted."""

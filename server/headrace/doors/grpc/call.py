@@ -109,6 +109,9 @@ class GrpcServer(Protocol):
         in all.
         """
 
+    def end_unfinished(self) -> None:
+        """Refuse calls whose clients have not sent everything: nothing more is admitted."""
+
     async def stop(self, grace: float) -> None:
         """Accept no more calls, and wait for those in flight, at most `grace` seconds."""
 

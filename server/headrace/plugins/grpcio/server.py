@@ -312,6 +312,9 @@ class GrpcioServer:
     async def announce(self, grace: float) -> None:
         """Do nothing: the library cannot send GOAWAY without cancelling new calls."""
 
+    def end_unfinished(self) -> None:
+        """Do nothing: the library tells of calls once their message is complete."""
+
     async def stop(self, grace: float) -> None:
         """Accept no more calls, and wait for those in flight, at most `grace` seconds."""
         await self._server.stop(grace)

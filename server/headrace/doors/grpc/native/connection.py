@@ -22,6 +22,7 @@ from headrace.core.errors import (
     PayloadTooLarge,
     QuotaExceeded,
     ServerError,
+    ServerExiting,
 )
 from headrace.core.identity import NO_PEER, Identity, PeerFacts
 from headrace.core.limits import PRESSED_SECS, Patience, uncharged
@@ -621,6 +622,11 @@ class UnaryRpc(Rpc):
             raise InvalidRequest("a unary call has one message, got none")
         self.run(data)
 
+    def end_unfinished(self) -> None:
+        """Refuse the call unless its client has sent everything: the server is about to end."""
+        if not (self.finished or self.remote_closed):
+            self.fail(ServerExiting("Server exiting"))
+
 
 class RefusedRpc(Rpc):
     """A call that is answered by its head alone."""
@@ -795,6 +801,12 @@ class GrpcConnection(Http2Protocol):
             http2.fail(ErrorCode.NO_ERROR, _RETIRED)
             return  # or it would be due in each turn of the loop, until the client has read
         self._timer = self.context.loop.call_at(watch.at, self._look)
+
+    def end_unfinished(self) -> None:
+        """Refuse calls that are not complete; streams end by themselves, with their requests."""
+        for call in list(self.streams.open.values()):
+            if isinstance(call, UnaryRpc):
+                call.end_unfinished()
 
     def check_progress(self, now: float) -> None:
         """End calls whose clients make no progress in sending or reading."""

@@ -92,9 +92,16 @@ class NativeServer(ServerContext):
             self._look.cancel()
         end = self.loop.time() + grace
         await self.announce(grace)
+        if self.admission.exiting:
+            self.end_unfinished()
         await self._empty(end - self.loop.time())
         for connection in list(self.connections):
             connection.abort()
+
+    def end_unfinished(self) -> None:
+        """Implements `GrpcServer.end_unfinished`."""
+        for connection in list(self.connections):
+            connection.end_unfinished()
 
     def _forget_heads(self) -> None:
         """Forget the heads of calls, whose refusals follow from rules that have changed."""
