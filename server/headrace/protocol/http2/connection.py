@@ -738,7 +738,6 @@ class ClientStreams(Streams):
     """
 
     open: dict[int, ClientStream]  # type: ignore[assignment]
-    remembered = 4096
 
     def __init__(self, sender: FrameSender, limits: Limits) -> None:
         super().__init__(sender, limits)

@@ -391,6 +391,9 @@ class FrameSender:
 
 _WORK = 8  # control frames credited for a new stream
 _FRAME_WORK = 3  # ... and for each DATA frame sent
+# Numbers in a block of reset streams, and blocks that are remembered: a client may have a thousand
+# streams reset at once, each with frames under way.
+_RESET_BLOCK, _RESET_BLOCKS = 1024, 32
 
 
 class Streams:
@@ -398,8 +401,6 @@ class Streams:
 
     Invariant: a stream is in `open` from its HEADERS until both of its sides are closed.
     """
-
-    remembered = 128  # recently reset streams, for which frames may still arrive
 
     def __init__(self, sender: FrameSender, limits: Limits) -> None:
         self.open: dict[int, Stream] = {}
@@ -411,7 +412,8 @@ class Streams:
         self.over = False
         self._sender = sender
         self._limits = limits
-        self._reset: dict[int, None] = {}
+        # Streams reset lately, for which frames may still arrive: a bit for each of their numbers.
+        self._reset: dict[int, int] = {}
         self._control = Budget(limits.control, limits.control_rate)
         self._resets = Budget(limits.resets, limits.resets_rate)
         self._earned_at = 0
@@ -487,9 +489,10 @@ class Streams:
 
     def _send_reset(self, number: int, code: ErrorCode) -> None:
         self._sender.reset(number, code)
-        if len(self._reset) >= self.remembered:
+        block, bit = divmod(number, _RESET_BLOCK)
+        self._reset[block] = self._reset.pop(block, 0) | 1 << bit  # the latest is the last
+        if len(self._reset) > _RESET_BLOCKS:
             del self._reset[next(iter(self._reset))]
-        self._reset[number] = None
 
     # --- frames for streams that are not open
 
@@ -502,7 +505,8 @@ class Streams:
 
     def was_reset(self, number: int) -> bool:
         """True if this side has reset the stream, possibly unknown to the peer, or ignores it."""
-        return number in self._reset or number > self.drain_to
+        block, bit = divmod(number, _RESET_BLOCK)
+        return bool(self._reset.get(block, 0) >> bit & 1) or number > self.drain_to
 
     # --- budgets
 

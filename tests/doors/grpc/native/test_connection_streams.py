@@ -237,6 +237,18 @@ async def test_room_for_calls_returns_once_they_have_ended() -> None:
     assert (world.admission.streams, world.admission.bytes) == (0, 0)
 
 
+async def test_refused_calls_whose_data_is_under_way_cost_no_other_call() -> None:
+    """However many of them: a client's library takes turns in sending their messages."""
+    client = Client(World())
+    large = b"\0" + (2 << 20).to_bytes(4) + bytes(100)
+    await client.send_all(b"".join(client.head(_TASK) + client.data(large) for _ in range(400)))
+    numbers = [*range(1, 800, 2)] * 8
+    await client.send_all(b"".join(frame(DATA, 0, number, bytes(100)) for number in numbers))
+    assert client.connection.http2.failure == ""
+    await client.send_all(client.call(_TASK))
+    await until(lambda: client.world.answered == 1)
+
+
 # --- time
 
 
