@@ -81,6 +81,8 @@ class World:
         self.admission = Admission(10_000, 1 << 30, shares)
         self.sessions: list[Echo] = []
         self.answered = 0
+        self.go_on = asyncio.Event()  # calls of `_TASK` wait for it
+        self.go_on.set()
         engine = FakeEngine()
         engine.admission = self.admission
 
@@ -89,6 +91,7 @@ class World:
             return self.sessions[-1]
 
         async def task(data: Buffer, call: object) -> bytes:
+            await self.go_on.wait()
             self.answered += 1
             return b""
 
@@ -204,6 +207,25 @@ async def test_calls_are_charged_by_what_they_take(path: str, begun: bytes, head
     assert client.connection.streams.open  # they end over several turns
     await until(lambda: world.admission.bytes == 0)
     assert world.admission.streams == 0
+
+
+async def test_a_handler_that_waits_is_charged_however_its_call_has_ended() -> None:
+    """Some libraries end a call by an empty frame behind its message."""
+    message, charged = bytes(4) + b"\x08" + bytes(8), []
+    for apart in (False, True):
+        world = World()
+        world.go_on.clear()
+        client = Client(world)
+        before = world.admission.bytes
+        ends = client.head(_TASK) + client.data(message, 0 if apart else END_STREAM)
+        client.send(ends + client.data(b"", END_STREAM) * apart)
+        await _flushed()
+        charged.append(world.admission.bytes - before)
+        world.go_on.set()
+        await until(lambda: world.answered == 1)  # noqa: B023
+        assert world.admission.bytes == before
+        client.connection.connection_lost(None)
+    assert charged[0] == charged[1] > 1_000
 
 
 # --- number

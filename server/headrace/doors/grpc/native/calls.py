@@ -36,7 +36,8 @@ class TaskRpc(UnaryRpc):
 
     def run(self, data: Buffer) -> None:
         """Start the handler."""
-        if self.kept:  # without a message, as of health checks, nothing is charged or refused
+        # Without a message, as of health checks, nothing is charged or refused.
+        if self.kept or self._charged:
             self.kept += _TASK_SIZE
             self.on_keep()  # charged while the handler runs
         if not self.finished:
