@@ -1,6 +1,7 @@
 """Transforms and observers of a call: order, waiting, and a single end."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -207,6 +208,31 @@ def test_work_that_fails_ends_the_call(problem: Exception) -> None:
     [_, error, *_] = log
     assert error is problem or isinstance(error, ExecutionFailed)
     assert "secret" not in str(error)
+
+
+class Broken(Asked):
+    """A call that cannot encode its response."""
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        raise ValueError("a bug")
+
+    def respond_from(self, batch: object) -> None:
+        raise ValueError("a bug")
+
+
+@pytest.mark.parametrize("passive", [True, False])
+def test_a_call_whose_response_cannot_be_encoded_can_be_ended_once(passive: bool) -> None:
+    log: Log = []
+    call = Broken(log)
+    stages = call.stages = Stages()
+    stages.add(Passive(log))
+    answer = partial(call.pass_response, response(), True)
+    with pytest.raises(ValueError, match="a bug"):
+        stages.respond_from(call, Batch(log)) if passive else answer()
+    error = ExecutionFailed("internal error")
+    for _ in range(2):
+        call.pass_end(error)
+    assert log == ["over", error]
 
 
 def test_nothing_is_passed_on_after_a_cancellation() -> None:

@@ -7,6 +7,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -490,6 +491,9 @@ class Stages:
         self._over = True
         try:
             call.respond_from(batch)
+        except Exception:
+            self._over = False  # so that the call can still be ended
+            raise
         finally:
             self._close(call)
 
@@ -538,6 +542,9 @@ class Stages:
         self._over = final
         try:
             call.respond(response, final)
+        except Exception:
+            self._over = False  # so that the call can still be ended
+            raise
         finally:
             for stage in self._stages:
                 stage.passed(call, response, final)
@@ -577,6 +584,21 @@ class Stages:
 
 def _bug() -> ServerError:
     return ExecutionFailed("internal error")
+
+
+def deliver(call: Call, answer: Callable[..., None], *given: Any) -> None:
+    """Answer a call by `answer(*given)`; a bug in one answer must not affect others."""
+    try:
+        answer(*given)
+    except Exception:
+        end_after_bug(call)
+
+
+def end_after_bug(call: Call) -> None:
+    """End a call after a bug in its answer, which is being handled."""
+    log.exception("bug while answering a request")
+    with suppress(Exception):
+        call.pass_end(_bug())
 
 
 class Timing(NamedTuple):

@@ -29,11 +29,10 @@ one. Of the lines with an idle instance, the one whose first call has waited lon
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
-from headrace.core.call import Call, InferResponse, Timing
+from headrace.core.call import Call, InferResponse, Timing, end_after_bug
 from headrace.core.errors import (
     ExecutionFailed,
     ExecutionTimeout,
@@ -1042,9 +1041,7 @@ class Batcher:
                 elif isinstance(outcome, ServerError):
                     call.pass_end(outcome)
             except Exception:  # a bug in one answer must not affect others of its batch
-                log.exception("bug while answering a request")
-                with suppress(Exception):
-                    call.pass_end(ExecutionFailed("internal error"))
+                end_after_bug(call)
 
     def _fail(self, call: Call, error: Exception, outcome: Outcome, rows: int) -> None:
         if not isinstance(error, ServerError):

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -63,10 +63,12 @@ class Link:
         self.admission = Admission(0, 0)
         self.front_end.watch(self.admission)
 
-    def submit(self, model: str, door: int = 0, body: bytes | None = None) -> Door:
+    def submit(
+        self, model: str, door: int = 0, body: bytes | None = None, make: type[Door] = Door
+    ) -> Door:
         """Send a request by one kind of door; a raw one if it has a body."""
         asked = Call(model, "", "a", {}) if body is None else pass_raw(model, "", body)
-        call = Door(asked)
+        call = make(asked)
         target = RemoteEngine(self.front_end, self.admission, door).find(model)
         assert isinstance(target, RemoteTarget)
         call.target = target
@@ -177,6 +179,45 @@ async def test_a_response_that_cannot_be_read_fails_alone(link: Link) -> None:
     second.answer("x")
     await until(lambda: whole.got == ["x"])
     await until(lambda: first.cancelled)
+    assert [str(error) for error in broken.errors] == ["internal error"]
+    assert not link.lost
+
+
+class Broken(Door):
+    """A call whose door fails to write its first answer."""
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        raise ValueError("a bug")
+
+    def finish(self) -> None:
+        raise ValueError("a bug")
+
+    def fail(self, error: ServerError) -> None:
+        if not isinstance(error, ExecutionFailed):
+            raise ValueError("a bug")
+        super().fail(error)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda work: work.answer("x"),
+        lambda work: work.answer("x", final=True),
+        lambda work: work.request.finish(),
+        lambda work: work.request.fail(Overloaded("why")),
+    ],
+    ids=["response", "last response", "end", "error"],
+)
+async def test_an_answer_that_its_door_cannot_write_fails_alone(
+    link: Link, answer: Callable[[Work], None]
+) -> None:
+    broken, whole = link.submit("many", make=Broken), link.submit("many")
+    await link.work(count=2)
+    first, second = link.engine.many.work
+    answer(first)
+    second.answer("y")
+    await until(lambda: whole.got == ["y"])
+    await until(lambda: first.cancelled or link.engine.admission.requests == 1)
     assert [str(error) for error in broken.errors] == ["internal error"]
     assert not link.lost
 

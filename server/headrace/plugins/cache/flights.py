@@ -14,15 +14,23 @@ until its calls are answered, or passed on, unless its call may share it with no
 import logging
 from asyncio import Task
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 from weakref import WeakSet
 
 from headrace.core.cache_options import CacheOptions
-from headrace.core.call import NO_OPTIONS, NOBODY, Call, Computed, InferResponse, Owner, Submit
-from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
+from headrace.core.call import (
+    NO_OPTIONS,
+    NOBODY,
+    Call,
+    Computed,
+    InferResponse,
+    Owner,
+    Submit,
+    deliver,
+    end_after_bug,
+)
+from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.limits import Payer, uncharged
 from headrace.core.tensors import new_tensor
 from headrace.core.texts import shown
@@ -33,7 +41,6 @@ from headrace.observability.statistics import Family, Sourced
 from headrace.plugins.cache.answers import FoundAnswer, KeptAnswers, packed
 from headrace.plugins.cache.keys import Keys, salt_of
 from headrace.plugins.cache.redis import RedisAnswers
-from headrace.protocol.status import INTERNAL_TEXT
 from headrace.repository.model_files import Content
 
 log = logging.getLogger(__name__)
@@ -209,7 +216,7 @@ class CachedVersion(Owner):
             if batch is None:
                 batch = made[id(answer)] = FoundAnswer(answer, call, began)
             call.owner = NOBODY
-            _deliver(call, batch.deliver, call)
+            deliver(call, batch.deliver, call)
             statistics.cache_hit(call.arrived, call.arrived, now())
 
 
@@ -337,14 +344,14 @@ class Flight(Call):
             now = parts.clock.now()
             found = FoundAnswer(answer, self.asked, now)
             for _, call in self._taken():
-                _deliver(call, found.deliver, call)
+                deliver(call, found.deliver, call)
                 parts.statistics.cache_hit(call.arrived, call.arrived, now)
         else:
             try:
                 self._run()
             except Exception as error:
                 for _, call in self._taken():
-                    _deliver(call, refuse, call, error)
+                    deliver(call, refuse, call, error)
         parts.expect(-1)
 
     # --- from the run
@@ -372,12 +379,12 @@ class Flight(Call):
             if place:
                 self._note(call, batch.started)
             if call.stages is None:
-                try:  # as `_deliver`, which would be one more Python call of each miss
+                try:  # as `deliver`, which would be one more Python call of each miss
                     call.respond_from(batch)
                 except Exception:
-                    _fail(call)
+                    end_after_bug(call)
             else:
-                _deliver(call, call.pass_response, batch.response(call), True)
+                deliver(call, call.pass_response, batch.response(call), True)
 
     def respond(self, response: InferResponse, final: bool) -> None:
         kept = response.model_version, self.rows, response.parameters, response.outputs
@@ -409,7 +416,7 @@ class Flight(Call):
             )  # fmt: skip
             if place:
                 self._note(call, started)
-            _deliver(call, call.pass_response, own, True)
+            deliver(call, call.pass_response, own, True)
         if self._work is not None:
             self._work = None
             self._cache.parts.expect(-1)
@@ -422,9 +429,9 @@ class Flight(Call):
         for _, call in self._taken():
             if call is self.asked:
                 call.started = self.started
-                _deliver(call, call.pass_end, error)
+                deliver(call, call.pass_end, error)
             else:
-                _deliver(call, self._pass_on, call)
+                deliver(call, self._pass_on, call)
 
     def _pass_on(self, call: Call) -> None:
         """Let a call pass on by itself."""
@@ -449,18 +456,3 @@ class Flight(Call):
         now = self._cache.parts.clock.now()
         self._cache.parts.statistics.cache_hit(call.arrived, now, now)
         call.arrived = min(call.arrived, started)  # for its timing
-
-
-def _deliver(call: Call, answer: Callable[..., None], *given: Any) -> None:
-    """Answer a call by `answer(*given)`; a bug in one answer must not affect others."""
-    try:
-        answer(*given)
-    except Exception:
-        _fail(call)
-
-
-def _fail(call: Call) -> None:
-    """End a call after a bug in its answer, which is being handled."""
-    log.exception("bug while answering a request")
-    with suppress(Exception):
-        call.pass_end(ExecutionFailed(INTERNAL_TEXT))

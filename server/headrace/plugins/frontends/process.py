@@ -31,7 +31,7 @@ from headrace.api.gate import AUTHORIZATION
 from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import handed_on
 from headrace.core.blocks import BLOCKS
-from headrace.core.call import Call, Raw
+from headrace.core.call import Call, Raw, deliver
 from headrace.core.errors import ExecutionFailed, LoadFailed, QuotaExceeded, ServerError
 from headrace.core.identity import ANYONE, NO_PEER
 from headrace.core.process import allow_many_files, serve_promptly
@@ -368,22 +368,21 @@ class EngineSession:
         call = target.call
         try:
             response = self._reader.read(meta, rest)
+            target.name = response.model_version
+            if final:
+                target.call = None
+            call.respond(response, final)
         except Exception as error:  # the frames of other requests follow it
             log.error("bug in a response to a front end", exc_info=error)
             self.cancel(header.number)
             target.call = None
-            call.fail(ExecutionFailed(INTERNAL_TEXT))
-            return
-        target.name = response.model_version
-        if final:
-            target.call = None
-        call.respond(response, final)
+            deliver(call, call.fail, ExecutionFailed(INTERNAL_TEXT))
 
     def _finish(self, number: int) -> None:
         target = self._pop(number)
         if isinstance(target, RemoteTarget) and target.call is not None:
             call, target.call = target.call, None
-            call.finish()
+            deliver(call, call.finish)
 
     def _fail(self, header: Header[LinkKind], meta: bytes, rest: Buffer) -> None:
         found, version = read_error(meta, bytes(rest))
@@ -398,10 +397,7 @@ class EngineSession:
             clients = self._admission.clients
             if isinstance(error, QuotaExceeded) and isinstance(clients, FrontEndClients):
                 clients.note(call, error)
-            if header.flags & Flag.REFUSE:
-                call.refuse(error)
-            else:
-                call.fail(error)
+            deliver(call, call.refuse if header.flags & Flag.REFUSE else call.fail, error)
 
 
 class RemoteEngine:
