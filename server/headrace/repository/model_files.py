@@ -35,6 +35,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from threading import get_ident
 from typing import NamedTuple, TypeAlias
@@ -290,7 +291,7 @@ class Digests:
                 return known[1]
             try:
                 with path.open("rb") as file:
-                    digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+                    digest = digest_of(file)
             except (FileNotFoundError, IsADirectoryError, PermissionError):
                 return None
             if stamp_of(path) == stamp:
@@ -382,6 +383,13 @@ def new_manifest(files: Mapping[str, str]) -> bytes:
     return json.dumps({"files": files}, indent=2).encode() + b"\n"
 
 
+def digest_of(content: bytes | BufferedReader) -> str:
+    """The digest of a content, or of all that is left to read of a file, as in manifests."""
+    if isinstance(content, bytes):
+        return f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return f"sha256:{hashlib.file_digest(content, 'sha256').hexdigest()}"
+
+
 def manifest_of(directory: Path) -> bytes:
     """The manifest of a directory: its own if that lists every file as it is, or a new one.
 
@@ -408,8 +416,7 @@ def write_index(repository: Path, models: Iterable[str]) -> None:
         elif (directory / MANIFEST).read_bytes() != manifest:
             raise LoadFailed(f"{directory}: {MANIFEST} does not list every file as it is")
         sizes = {path: (directory / path).stat().st_size for path in parse_manifest(manifest)}
-        digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
-        found[name] = {"manifest": digest, "sizes": sizes}
+        found[name] = {"manifest": digest_of(manifest), "sizes": sizes}
     replace_file(repository / INDEX, json.dumps({"models": found}, indent=2).encode() + b"\n")
 
 

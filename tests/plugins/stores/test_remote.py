@@ -13,12 +13,15 @@ from headrace.plugins.stores.cache import PART
 from headrace.plugins.stores.remote import (
     Attempts,
     ModelState,
+    Remote,
     RemoteContents,
     RemoteFile,
     RemoteStore,
     RemoteToken,
     StoreOutage,
     Unreached,
+    needed,
+    root_url,
     state_of,
     with_digests,
 )
@@ -30,7 +33,7 @@ from tests.support.scrape import until
 LARGE = bytes(range(256)) * (3 * PART // 256) + b"end"
 
 
-class Memory:
+class Memory(Remote):
     """A place in memory. `on_read` is called before each part is read."""
 
     address = "memory:one"
@@ -52,16 +55,13 @@ class Memory:
 
     def models(self) -> Mapping[str, ModelState]:
         self._reach()
-        return {
-            name: ModelState(state_of(files), sum(file.size for file in files.values()))
-            for name, files in ((name, self._files(name)) for name in self.content)
-        }
+        return {name: ModelState.of(self._files(name)) for name in self.content}
 
     def contents(self, name: str) -> RemoteContents:
         self._reach()
         files = self._files(name)
-        if manifest := self.content[name].get(MANIFEST):
-            return with_digests(self.address, name, files, manifest)
+        if MANIFEST in files:
+            return with_digests(self, name, files)
         return RemoteContents(state_of(files), files)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
@@ -69,12 +69,6 @@ class Memory:
         self.reads.append((path, start))
         self.on_read(path, start)
         return self.content[name][path][start:stop]
-
-    def publish(self, name: str, directory: Path, manifest: bytes) -> None:
-        raise NotImplementedError
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        pass
 
     def close(self) -> None:
         self.closed = True
@@ -347,6 +341,39 @@ def test_a_closed_store_brings_nothing(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="the server is shutting down"):
         brought(store, "m")
     assert memory.closed
+
+
+def test_a_place_that_cannot_be_written_says_how_models_get_there(tmp_path: Path) -> None:
+    memory = Memory(m=FILES)
+    with pytest.raises(LoadFailed, match="memory:one cannot be written: it is read only"):
+        opened(memory, tmp_path).publish("m", tmp_path, b"")
+    memory.publishing = "use the other door"
+    with pytest.raises(LoadFailed, match="memory:one cannot be written: use the other door"):
+        opened(memory, tmp_path).publish("m", tmp_path, b"")
+
+
+def test_a_missing_package_is_named() -> None:
+    with (
+        pytest.raises(LoadFailed, match=r"^models of the Hub need the package hub: headrace\[h\]$"),
+        needed("models of the Hub", "hub: headrace[h]"),
+    ):
+        raise ModuleNotFoundError("No module named 'hub'")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host", "url"),
+    [
+        ("", "example.com", "https://example.com"),
+        ("", "localhost:5000", "http://localhost:5000"),
+        ("", "127.0.0.1", "http://127.0.0.1"),
+        ("", "[::1]:80", "http://[::1]:80"),
+        ("", "localhost.example.com", "https://localhost.example.com"),
+        ("http://", "example.com", "http://example.com"),
+        ("https://", "localhost", "https://localhost"),
+    ],
+)
+def test_hosts_but_this_machine_are_asked_over_tls(scheme: str, host: str, url: str) -> None:
+    assert root_url(scheme, host) == url
 
 
 def test_the_state_of_a_model() -> None:

@@ -11,7 +11,6 @@ unpack to far more than they have.
 """
 
 import gzip
-import hashlib
 import logging
 import stat
 import tarfile
@@ -20,29 +19,30 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
-from threading import Event
 from typing import IO, Any, NamedTuple
 
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.cache import PART, PartialFile, StoreCache, cache_of, key_of
+from headrace.plugins.stores.held_tree import HeldModel, HeldTree
 from headrace.plugins.stores.objects import library, library_errors, opened_site
 from headrace.plugins.stores.remote import (
     ModelState,
+    Remote,
     RemoteContents,
     RemoteFile,
     RemoteStore,
     StoreCounts,
     Unreached,
-    changing,
     is_inside,
-    read_part,
+    not_there,
     run_all,
     state_of,
+    unreached,
     with_digests,
 )
 from headrace.repository.layout import model_directories
-from headrace.repository.model_files import MANIFEST, new_manifest
-from headrace.repository.store import Lease, Store, StoreOptions
+from headrace.repository.model_files import MANIFEST, digest_of
+from headrace.repository.store import Store, StoreOptions
 
 log = logging.getLogger(__name__)
 
@@ -146,23 +146,10 @@ class FoundArchive(NamedTuple):
     state: str
 
 
-class UnpackedModel(NamedTuple):
-    """A model of an archive: its directory in the cache, and its files with their digests."""
-
-    directory: Path
-    files: Mapping[str, RemoteFile]
-
-
-class UnpackedArchive(NamedTuple):
-    """An archive in one state: its tree in the cache, and its models."""
-
-    state: str
-    lease: Lease
-    models: Mapping[str, UnpackedModel]
-
-
-class ArchiveRemote:
+class ArchiveRemote(Remote):
     """Models of an archive."""
+
+    publishing = "replace the archive as a whole"
 
     def __init__(self, address: str, cache: StoreCache, most: int) -> None:
         """Connects to nothing; raises `LoadFailed`. `most` are bytes to unpack, or any for 0."""
@@ -171,68 +158,44 @@ class ArchiveRemote:
         self._name = self.address.rpartition("/")[2]
         self._library = library()
         self._cache, self._most = cache, most
-        self._unpacked: UnpackedArchive | None = None
+        self._tree = HeldTree(self.address, cache, self._divided)
         self._refused = ("", "")  # the state of an archive that is refused, and why
-        self._stopped = Event()
 
     def models(self) -> Mapping[str, ModelState]:
         """Implements `Remote.models`; unpacks an archive that is not in the cache."""
-        models = self._current().models
-        return {
-            name: ModelState(state_of(files), sum(file.size for file in files.values()))
-            for name, (_, files) in models.items()
-        }
+        return {name: ModelState.of(files) for name, (_, files) in self._current().items()}
 
     def contents(self, name: str) -> RemoteContents:
         """Implements `Remote.contents`."""
-        models = self._current().models
+        models = self._current()
         if name not in models:
-            raise LoadFailed(f"{self.address}: {name} is not there")
-        directory, files = models[name]
+            raise not_there(self.address, name)
+        files = models[name].files
         if MANIFEST in files:
-            return with_digests(self.address, name, files, (directory / MANIFEST).read_bytes())
-        manifest = new_manifest({path: file.digest for path, file in files.items()})
-        return RemoteContents(state_of(files), files, manifest)
+            return with_digests(self, name, files)
+        return RemoteContents.by_digests(state_of(files), files)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
-        """Implements `Remote.read`, for contents that the cache has lost since."""
-        unpacked = self._unpacked
-        if unpacked is None or name not in unpacked.models:
-            raise changing(self.address, name)
-        return read_part(unpacked.models[name].directory / path, start, stop)
-
-    def publish(self, name: str, directory: Path, manifest: bytes) -> None:
-        """Implements `Remote.publish`: refused."""
-        raise LoadFailed(f"{self.address} cannot be written: replace the archive as a whole")
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Implements `Remote.watch`: there is no notice of changes."""
+        """Implements `Remote.read`."""
+        return self._tree.read(name, path, start, stop)
 
     def close(self) -> None:
         """Implements `Remote.close`."""
-        self._stopped.set()
+        self._tree.stopped.set()
 
-    def _current(self) -> UnpackedArchive:
-        """The archive as of now, brought if it is another one than before."""
+    def _current(self) -> Mapping[str, HeldModel]:
+        """The models as of now, brought if it is another archive than before."""
         found = self._found()
         if self._refused[0] == found.state:  # it is not fetched again
             raise Unreached(self._refused[1])
-        if self._unpacked is None or self._unpacked.state != found.state:
-            key = key_of(self.address, found.state)
-            fill = partial(self._fill, found)
-            lease, files = self._cache.bring(key, self.address, fill, self._stopped)
-            listed = {
-                path: RemoteFile(size, digest, digest) for path, (digest, size) in files.items()
-            }
-            self._unpacked = UnpackedArchive(found.state, lease, self._listed(lease.path, listed))
-        return self._unpacked
+        return self._tree.models(found.state, partial(self._fill, found))
 
     def _found(self) -> FoundArchive:
         with library_errors(self.address):
             try:
                 told = self._library.head(self._store, self._name)
             except FileNotFoundError as error:
-                raise Unreached(f"{self.address} cannot be reached: it is not there") from error
+                raise unreached(self.address, "it is not there") from error
         tag = told["e_tag"] or ""
         return FoundArchive(told["size"], tag, f"{tag} {told['last_modified']} {told['size']}")
 
@@ -241,9 +204,10 @@ class ArchiveRemote:
         self._cache.make_room(found.size)
         log.info("bringing %s: %d bytes", self.address, found.size)
         key = key_of(self.address, found.state, "archive")
-        with self._cache.partial(key, found.size, self._stopped) as draft:
-            missing = draft.missing()
-            run_all([partial(self._part, found, draft, *each) for each in missing], self._stopped)
+        stopped = self._tree.stopped
+        with self._cache.partial(key, found.size, stopped) as draft:
+            parts = [partial(self._part, found, draft, *each) for each in draft.missing()]
+            run_all(parts, stopped)
             if self._found() != found:
                 self._cache.give_up(key)
                 raise LoadFailed(f"{self.address} has changed while it was fetched")
@@ -270,7 +234,7 @@ class ArchiveRemote:
         draft.write(start, content)
         self.counts.read_bytes += len(content)
 
-    def _listed(self, root: Path, files: Mapping[str, RemoteFile]) -> Mapping[str, UnpackedModel]:
+    def _divided(self, root: Path, files: Mapping[str, RemoteFile]) -> Mapping[str, HeldModel]:
         """The models in a tree, by name: the tree itself, or the directories at its top.
 
         If there is but one directory, which is no model, they are those in it.
@@ -280,11 +244,11 @@ class ArchiveRemote:
             found = model_directories(found[0]) or found
         if found == [root]:
             text = (root / MANIFEST).read_bytes()
-            digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
+            digest = digest_of(text)
             suffix = next(filter(self._name.endswith, SUFFIXES))
             own = dict(files) | {MANIFEST: RemoteFile(len(text), digest, digest)}
-            return {self._name.removesuffix(suffix): UnpackedModel(root, own)}
-        models: dict[str, UnpackedModel] = {}
+            return {self._name.removesuffix(suffix): HeldModel(root, own)}
+        models: dict[str, HeldModel] = {}
         for directory in found:
             above = f"{directory.relative_to(root)}/"
             below = {
@@ -292,7 +256,7 @@ class ArchiveRemote:
                 for path, file in files.items()
                 if path.startswith(above)
             }
-            models[directory.name] = UnpackedModel(directory, below)
+            models[directory.name] = HeldModel(directory, below)
         return models
 
 

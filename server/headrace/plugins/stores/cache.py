@@ -35,7 +35,7 @@ from threading import Event, Lock, get_ident
 from typing import Any, NamedTuple
 
 from headrace.core.errors import LoadFailed
-from headrace.repository.model_files import MANIFEST, new_manifest, replace_file
+from headrace.repository.model_files import MANIFEST, digest_of, new_manifest, replace_file
 from headrace.repository.store import Lease
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class PartialFile:
     def digest(self) -> str:
         """The digest of its content."""
         with self.opened() as file:
-            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+            return digest_of(file)
 
     def opened(self) -> BufferedReader:
         """The content, for reading, once all of it is written."""
@@ -213,7 +213,7 @@ class StoreCache:
                     manifest = path.read_bytes()
                 elif path.is_file():
                     with path.open("rb") as file:
-                        digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+                        digest = digest_of(file)
                     files[name] = CachedContent(digest, path.stat().st_size)
                     if not self.has(files[name]):
                         self._place(path, self._object(digest))
@@ -229,7 +229,7 @@ class StoreCache:
 
     def put(self, content: bytes) -> str:
         """Keep the content of a small file; returns its digest. Only within `making`."""
-        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        digest = digest_of(content)
         target = self._object(digest)
         if not _is_sound(target, len(content)):
             with self._written():

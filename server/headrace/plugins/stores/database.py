@@ -24,13 +24,17 @@ from typing import Any, NamedTuple
 
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.remote import (
+    LONGEST_TEXT,
     ModelState,
+    Remote,
     RemoteContents,
     RemoteFile,
     RemoteStore,
-    Unreached,
     changing,
+    needed,
+    not_there,
     pauses,
+    unreached,
 )
 from headrace.repository.model_files import parse_manifest
 from headrace.repository.store import Store, StoreOptions
@@ -41,7 +45,6 @@ _CONNECTIONS = 8
 _LISTEN_SECS = 1.0  # after which a thread that listens looks if the store is closed
 _CONNECT_SECS = 5
 _DRIVERS = {"postgresql": ("psycopg", "psycopg"), "mysql": ("pymysql", "PyMySQL")}
-_LONGEST_TEXT = 300
 
 
 class Tables(NamedTuple):
@@ -90,17 +93,13 @@ def tables() -> Tables:
     return Tables(everything, store, models, files, chunks)
 
 
-class DatabaseRemote:
+class DatabaseRemote(Remote):
     """Models in the tables of a database."""
 
     def __init__(self, address: str) -> None:
         """Connects to nothing; raises `LoadFailed`."""
-        try:
+        with needed("databases as stores", "sqlalchemy: headrace[databases]"):
             import sqlalchemy
-        except ImportError as error:
-            raise LoadFailed(
-                "databases as stores need the package sqlalchemy: headrace[databases]"
-            ) from error
         self._sql = sqlalchemy
         try:
             url = sqlalchemy.make_url(address)
@@ -132,7 +131,7 @@ class DatabaseRemote:
                 sql.select(models.c.state, models.c.manifest).where(own)
             ).first()
             if row is None:
-                raise LoadFailed(f"{self.address}: {name} is not there")
+                raise not_there(self.address, name)
             wanted = sql.select(files.c.path, files.c.size, files.c.digest)
             found = connection.execute(wanted.where(files.c.model == name)).all()
         listed = {path: RemoteFile(size, digest, digest) for path, size, digest in found}
@@ -248,7 +247,7 @@ class DatabaseRemote:
         """A transaction, alone if it `writes`; raises errors of the database as `Unreached`."""
         sql, store = self._sql, self._tables.store
         if self._file is not None and not writes and not os.path.exists(self._file):
-            raise Unreached(f"{self.address} cannot be reached: there is no such file")
+            raise unreached(self.address, "there is no such file")
         try:
             if writes:
                 self._tables.everything.create_all(self._engine)
@@ -263,8 +262,8 @@ class DatabaseRemote:
                 yield connection
         except sql.exc.SQLAlchemyError as error:
             cause = getattr(error, "orig", None) or error
-            text = (str(cause).splitlines() or [type(cause).__name__])[0][:_LONGEST_TEXT]
-            raise Unreached(f"{self.address} cannot be reached: {text}") from error
+            text = (str(cause).splitlines() or [type(cause).__name__])[0][:LONGEST_TEXT]
+            raise unreached(self.address, text) from error
 
 
 def _version_of(path: str) -> int | None:

@@ -10,19 +10,21 @@ Endpoint and token are those that the library finds: `HF_ENDPOINT`, `HF_TOKEN`, 
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.remote import (
     ModelState,
+    Remote,
     RemoteContents,
     RemoteFile,
     RemoteStore,
     Unreached,
     changing,
     client_errors,
+    needed,
+    not_there,
     state_of,
     with_digests,
 )
@@ -62,20 +64,18 @@ def served_files(paths: Mapping[str, object]) -> dict[str, str]:
     )
 
 
-class HubRemote:
+class HubRemote(Remote):
     """A model of the Hub."""
+
+    publishing = "use hf upload"
 
     def __init__(self, address: str) -> None:
         """Connects to nothing; raises `LoadFailed`."""
         found = _ADDRESS.fullmatch(address)
         if found is None:
             raise LoadFailed(f"{address}: expected hf://ORG/REPO[@REVISION]")
-        try:
+        with needed("models of the Hub", "huggingface_hub: headrace[huggingface]"):
             import huggingface_hub
-        except ImportError as error:
-            raise LoadFailed(
-                "models of the Hub need the package huggingface_hub: headrace[huggingface]"
-            ) from error
         self.address = address.rstrip("/")
         self._repository, self._name, self._revision = found.groups()
         self._endpoint = os.environ.get("HF_ENDPOINT") or None
@@ -91,18 +91,15 @@ class HubRemote:
             raise
         except LoadFailed as error:
             raise Unreached(f"{self.address} cannot be used: {error}") from error
-        return {self._name: ModelState(state_of(files), sum(f.size for f in files.values()))}
+        return {self._name: ModelState.of(files)}
 
     def contents(self, name: str) -> RemoteContents:
         """Implements `Remote.contents`."""
         if name != self._name:
-            raise LoadFailed(f"{self.address}: {name} is not there")
+            raise not_there(self.address, name)
         files = self._files()
         if MANIFEST in files:
-            file = files[MANIFEST]
-            return with_digests(
-                self.address, name, files, self.read(name, MANIFEST, file, 0, file.size)
-            )
+            return with_digests(self, name, files)
         return RemoteContents(state_of(files), files)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
@@ -117,16 +114,6 @@ class HubRemote:
             utils.hf_raise_for_status(answer)
             content = bytes(answer.content)
         return content if answer.status_code == 206 else content[start:stop]
-
-    def publish(self, name: str, directory: Path, manifest: bytes) -> None:
-        """Implements `Remote.publish`: refused."""
-        raise LoadFailed(f"{self.address} cannot be written: use hf upload")
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Implements `Remote.watch`: there is no notice of changes."""
-
-    def close(self) -> None:
-        """Implements `Remote.close`."""
 
     def _files(self) -> dict[str, RemoteFile]:
         """The files of the model as of now, by path; raises `LoadFailed`."""

@@ -12,29 +12,29 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.cache import CachedContent, StoreCache, cache_of, key_of
+from headrace.plugins.stores.cache import StoreCache, cache_of
+from headrace.plugins.stores.held_tree import HeldModel, HeldTree
 from headrace.plugins.stores.remote import (
-    LOOPBACK,
     ModelState,
+    Remote,
     RemoteContents,
     RemoteFile,
     RemoteStore,
     StoreCounts,
     Unreached,
-    changing,
     client_errors,
-    read_part,
+    needed,
+    not_there,
+    root_url,
 )
-from headrace.repository.model_files import new_manifest
-from headrace.repository.store import Lease, Store, StoreOptions
+from headrace.repository.store import Store, StoreOptions
 
 log = logging.getLogger(__name__)
 
@@ -59,16 +59,10 @@ class RegisteredVersion(NamedTuple):
     sizes: Mapping[str, int]
 
 
-class RegisteredTree(NamedTuple):
-    """The files of a version in the cache."""
-
-    state: str
-    lease: Lease
-    files: Mapping[str, CachedContent]
-
-
-class MlflowRemote:
+class MlflowRemote(Remote):
     """A model of a registry."""
+
+    publishing = "register a version with MLflow"
 
     def __init__(self, address: str, cache: StoreCache) -> None:
         """Connects to nothing; raises `LoadFailed`."""
@@ -80,24 +74,20 @@ class MlflowRemote:
             )
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
-        try:
+        with needed("models of a registry of MLflow", "mlflow-skinny: headrace[mlflow]"):
             from mlflow import MlflowClient
             from mlflow.store.artifact import artifact_repository_registry as artifacts
-        except ImportError as error:
-            raise LoadFailed(
-                "models of a registry of MLflow need the package mlflow-skinny: headrace[mlflow]"
-            ) from error
-        scheme, host, name, self._version = found.groups()
+        scheme, host, name, self._version = found.groups("")
         self.address = address.rstrip("/")
         self.counts = StoreCounts()
         self._name = unquote(name)
-        self._url = (scheme or ("http://" if LOOPBACK.fullmatch(host) else "https://")) + host
+        self._url = root_url(scheme, host)
         self._client: Any = MlflowClient(self._url)
         self._artifacts: Any = artifacts
-        self._cache = cache
         self._listed: tuple[str, RegisteredVersion] | None = None
-        self._tree: RegisteredTree | None = None
-        self._stopped = Event()
+        self._tree = HeldTree(
+            self.address, cache, lambda root, files: {self._name: HeldModel(root, files)}
+        )
 
     def models(self) -> Mapping[str, ModelState]:
         """Implements `Remote.models`."""
@@ -107,34 +97,18 @@ class MlflowRemote:
     def contents(self, name: str) -> RemoteContents:
         """Implements `Remote.contents`; downloads a version that is not in the cache."""
         if name != self._name:
-            raise LoadFailed(f"{self.address}: {name} is not there")
+            raise not_there(self.address, name)
         found = self._registered()
-        if self._tree is None or self._tree.state != found.state:
-            fill = partial(self._fill, found)
-            key = key_of(self.address, found.state)
-            lease, files = self._cache.bring(key, self.address, fill, self._stopped)
-            self._tree = RegisteredTree(found.state, lease, files)
-        files = self._tree.files
-        listed = {path: RemoteFile(size, digest, digest) for path, (digest, size) in files.items()}
-        manifest = new_manifest({path: file.digest for path, file in listed.items()})
-        return RemoteContents(found.state, listed, manifest)
+        models = self._tree.models(found.state, partial(self._fill, found))
+        return RemoteContents.by_digests(found.state, models[name].files)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
-        """Implements `Remote.read`, for contents that the cache has lost since."""
-        if self._tree is None:
-            raise changing(self.address, name)
-        return read_part(self._tree.lease.path / path, start, stop)
-
-    def publish(self, name: str, directory: Path, manifest: bytes) -> None:
-        """Implements `Remote.publish`: refused."""
-        raise LoadFailed(f"{self.address} cannot be written: register a version with MLflow")
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Implements `Remote.watch`: there is no notice of changes."""
+        """Implements `Remote.read`."""
+        return self._tree.read(name, path, start, stop)
 
     def close(self) -> None:
         """Implements `Remote.close`."""
-        self._stopped.set()
+        self._tree.stopped.set()
 
     def _registered(self) -> RegisteredVersion:
         """The version as of now; its files are only listed if it is another one than before."""

@@ -13,7 +13,7 @@ import configparser
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,12 +22,17 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.remote import (
+    LONGEST_TEXT,
     ModelState,
+    Remote,
     RemoteContents,
     RemoteFile,
     RemoteStore,
-    Unreached,
+    first_line,
+    needed,
+    not_there,
     state_of,
+    unreached,
     with_digests,
 )
 from headrace.repository.model_files import MANIFEST, parse_manifest
@@ -36,7 +41,6 @@ from headrace.repository.store import Store, StoreOptions
 _HOST = re.compile(r"(https?://)?([^/:]+:\d+)/(.+)")  # Triton's s3://https://HOST:PORT/BUCKET/…
 _FRESH_SECS = 60.0  # after a change, in which more may follow
 _CODE = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
-_LONGEST_TEXT = 300
 # What AWS' libraries look for, one of which the library of object stores finds, too.
 _FOUND_BY_ITSELF = (
     "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -123,13 +127,8 @@ def s3_options(host: str, environment: Mapping[str, str]) -> dict[str, Any]:
                  "aws_session_token": "session_token"}  # fmt: skip
         given |= {own: profile[name] for name, own in names.items() if name in profile}
     elif any(name.startswith(("sso_", "role_arn", "credential_process")) for name in profile):
-        try:
+        with needed("profiles of AWS that log in by SSO, a role or a process", "boto3"):
             from obstore.auth.boto3 import Boto3CredentialProvider
-        except ImportError as error:
-            raise LoadFailed(
-                "the profile of AWS logs in by SSO, a role or a process, which needs the package"
-                " boto3"
-            ) from error
         given["credential_provider"] = Boto3CredentialProvider()
     return given
 
@@ -161,10 +160,8 @@ def gcs_options(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def library() -> Any:
     """The module obstore; raises `LoadFailed`."""
-    try:
+    with needed("object stores", "obstore: headrace[objects]"):
         import obstore.store
-    except ImportError as error:
-        raise LoadFailed("object stores need the package obstore: headrace[objects]") from error
     return obstore
 
 
@@ -208,7 +205,7 @@ def opened_site(address: str, last: bool = True) -> tuple[str, Any]:
         return shown, stores.HTTPStore.from_url(url, client_options=client, retry_config=RETRIES)
 
 
-class ObjectRemote:
+class ObjectRemote(Remote):
     """Models in a bucket, below a prefix, or the one model that the prefix itself is."""
 
     def __init__(self, address: str) -> None:
@@ -238,10 +235,7 @@ class ObjectRemote:
         listed = {
             name: _without_marks(files) for name, files in found.items() if not name.startswith(".")
         }
-        return {
-            name: ModelState(state_of(files), sum(file.size for file in files.values()))
-            for name, files in listed.items()
-        }
+        return {name: ModelState.of(files) for name, files in listed.items()}
 
     def contents(self, name: str) -> RemoteContents:
         """Implements `Remote.contents`."""
@@ -251,12 +245,9 @@ class ObjectRemote:
             files[path] = file
             last = max(last, changed)
         if not files:
-            raise LoadFailed(f"{self.address}: {name} is not there")
+            raise not_there(self.address, name)
         if MANIFEST in files:
-            file = files[MANIFEST]
-            return with_digests(
-                self.address, name, files, self.read(name, MANIFEST, file, 0, file.size)
-            )
+            return with_digests(self, name, files)
         files = _without_marks(files)
         fresh = abs(datetime.now(UTC).timestamp() - last) < _FRESH_SECS
         return RemoteContents(state_of(files), files, fresh=fresh)
@@ -287,12 +278,6 @@ class ObjectRemote:
             left = [self._key(name, path) for path in before.keys() - wanted.keys() - {MANIFEST}]
             if left:
                 self._library.delete(self._store, left)
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Implements `Remote.watch`: there is no notice of changes."""
-
-    def close(self) -> None:
-        """Implements `Remote.close`."""
 
     def _key(self, name: str, path: str) -> str:
         if self._alone and name == self._own_name:
@@ -331,17 +316,15 @@ def library_errors(address: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise LoadFailed(f"{address}: {reason_of(error)}") from error
     except (OSError, ValueError, errors.BaseError) as error:
-        raise Unreached(f"{address} cannot be reached: {reason_of(error)}") from error
+        raise unreached(address, reason_of(error)) from error
 
 
 def reason_of(error: Exception) -> str:
     """The text of an error of the library without queries, which may have signatures."""
     text = str(error).partition("\n\nDebug source")[0]
     if found := _CODE.search(text):
-        return f"{found[1]}: {found[2]}"[:_LONGEST_TEXT]
-    return re.sub(r"\?\S*", "", text.splitlines()[0] if text else type(error).__name__)[
-        :_LONGEST_TEXT
-    ]
+        return f"{found[1]}: {found[2]}"[:LONGEST_TEXT]
+    return first_line(error)
 
 
 def object_store(address: str, options: StoreOptions) -> Store:

@@ -11,11 +11,10 @@ once: a new version adds its own files. Setting the tag is the step that publish
 Artefacts that others have made, as by `oras push`, have digests, too, and need no manifest.
 """
 
-import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,15 +24,16 @@ from typing import Any, NamedTuple
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.registry import MANIFEST_TYPE, Registry
 from headrace.plugins.stores.remote import (
-    LOOPBACK,
     ModelState,
+    Remote,
     RemoteContents,
     RemoteFile,
     RemoteStore,
+    root_url,
     run_all,
     with_digests,
 )
-from headrace.repository.model_files import MANIFEST, new_manifest, parse_manifest
+from headrace.repository.model_files import MANIFEST, digest_of, parse_manifest
 from headrace.repository.store import Store, StoreOptions
 
 ARTEFACT_TYPE = "application/vnd.headrace.model.v1"
@@ -69,8 +69,7 @@ def read_address(address: str) -> ArtefactPlace:
         )
     scheme, host, repository, tag, digest = found.groups("")
     host = "registry-1.docker.io" if host == "docker.io" else host
-    scheme = scheme or ("http://" if LOOPBACK.fullmatch(host) else "https://")
-    return ArtefactPlace(scheme + host, repository, tag or digest)
+    return ArtefactPlace(root_url(scheme, host), repository, tag or digest)
 
 
 def parse_artefact(text: bytes) -> dict[str, RemoteFile]:
@@ -102,7 +101,7 @@ def parse_artefact(text: bytes) -> dict[str, RemoteFile]:
     return files
 
 
-class OciRemote:
+class OciRemote(Remote):
     """Models of a repository of a registry."""
 
     def __init__(self, address: str) -> None:
@@ -145,10 +144,8 @@ class OciRemote:
         except LoadFailed as error:
             raise LoadFailed(f"{self.address}: {name}: {error}") from error
         if MANIFEST not in files:
-            manifest = new_manifest({path: file.digest for path, file in files.items()})
-            return RemoteContents(digest, files, manifest)
-        manifest = self.read(name, MANIFEST, files[MANIFEST], 0, files[MANIFEST].size)
-        return replace(with_digests(self.address, name, files, manifest), state=digest)
+            return RemoteContents.by_digests(digest, files)
+        return replace(with_digests(self, name, files), state=digest)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
         """Implements `Remote.read`."""
@@ -159,7 +156,7 @@ class OciRemote:
         tag = self._tag_of(name)
         if tag.startswith("sha256:"):
             raise LoadFailed(f"{self.address} cannot be written: its digest names what is there")
-        digests = {MANIFEST: _digest_of(manifest), **parse_manifest(manifest)}
+        digests = {MANIFEST: digest_of(manifest), **parse_manifest(manifest)}
         sizes = {path: (directory / path).stat().st_size for path in digests if path != MANIFEST}
         sizes[MANIFEST] = len(manifest)
 
@@ -169,7 +166,7 @@ class OciRemote:
             ):
                 self._registry.push(digests[path], sizes[path], file)
 
-        self._registry.push(_digest_of(_NOTHING), len(_NOTHING), io.BytesIO(_NOTHING))
+        self._registry.push(digest_of(_NOTHING), len(_NOTHING), io.BytesIO(_NOTHING))
         once = {digest: path for path, digest in digests.items()}
         run_all([partial(push, path) for path in once.values()], self._stopped)
         layers = [
@@ -179,16 +176,13 @@ class OciRemote:
             for path in sorted(digests)
         ]  # fmt: skip
         nothing = _descriptor(
-            "application/vnd.oci.empty.v1+json", _digest_of(_NOTHING), len(_NOTHING)
+            "application/vnd.oci.empty.v1+json", digest_of(_NOTHING), len(_NOTHING)
         )
         artefact = {
             "schemaVersion": 2, "mediaType": MANIFEST_TYPE, "artifactType": ARTEFACT_TYPE,
             "config": nothing, "layers": layers,
         }  # fmt: skip
         self._registry.tag(tag, json.dumps(artefact, indent=1).encode())
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Implements `Remote.watch`: there is no notice of changes."""
 
     def close(self) -> None:
         """Implements `Remote.close`."""
@@ -204,10 +198,6 @@ class OciRemote:
         if not self._reference and not _TAG.fullmatch(name):
             raise LoadFailed(f"{self.address}: {name!r} cannot be a tag")
         return self._reference or name
-
-
-def _digest_of(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def _descriptor(kind: str, digest: str, size: int) -> dict[str, Any]:

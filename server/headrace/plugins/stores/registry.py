@@ -10,7 +10,6 @@ TLS unless the registry itself is without, and never to where a request is redir
 """
 
 import base64
-import hashlib
 import json
 import os
 import re
@@ -25,7 +24,8 @@ from urllib.parse import quote, urlencode, urljoin, urlsplit
 from urllib.request import Request, urlopen
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.remote import Unreached
+from headrace.plugins.stores.remote import LONGEST_TEXT, Unreached, unreached
+from headrace.repository.model_files import digest_of
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 _ACCEPTED = (
@@ -34,7 +34,6 @@ _ACCEPTED = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )  # fmt: skip
 _MOST_BYTES = 16 << 20  # of an answer that is no blob
-_LONGEST_TEXT = 300
 _TIMEOUT_SECS, _PUSH_SECS = 10.0, 120.0  # without a byte
 _HELPER_SECS = 30.0
 _DOCKER_HUB = "registry-1.docker.io"
@@ -133,7 +132,7 @@ class Registry:
         while path:
             answer = self._ask("GET", path, missing=True)
             if answer.status == 404:
-                raise Unreached(f"{self._address} cannot be reached: there is no such repository")
+                raise unreached(self._address, "there is no such repository")
             try:
                 found += json.loads(answer.body)["tags"] or []
             except (ValueError, TypeError, KeyError):
@@ -152,7 +151,7 @@ class Registry:
         """The manifest with a tag or digest, and its digest."""
         headers = {"Accept": ", ".join(_ACCEPTED)}
         answer = self._ask("GET", f"manifests/{reference}", headers)
-        digest = f"sha256:{hashlib.sha256(answer.body).hexdigest()}"
+        digest = digest_of(answer.body)
         told = answer.headers.get("Docker-Content-Digest", digest)
         if digest != (reference if reference.startswith("sha256:") else told):
             raise LoadFailed(f"{self._address}: the manifest {reference} has another digest")
@@ -201,7 +200,7 @@ class Registry:
             return answer
         if answer.status == 404:
             raise LoadFailed(f"{self._address}: {path} is not there")
-        raise Unreached(f"{self._address} cannot be reached: {_reason_of(answer)}")
+        raise unreached(self._address, _reason_of(answer))
 
     def _sent(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | IO[bytes] | None,
@@ -228,8 +227,7 @@ class Registry:
                 content = b"" if head else error.read(_MOST_BYTES)
                 return RegistryAnswer(error.code, error.headers, content)
         except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise Unreached(f"{self._address} cannot be reached: {reason}") from error
+            raise unreached(self._address, getattr(error, "reason", error)) from error
 
     def _meet(self, challenge: str) -> str:
         """The value of `Authorization` that a challenge wants; raises `LoadFailed`."""
@@ -240,13 +238,13 @@ class Registry:
             return f"Bearer {self._token(wanted, known)}"
         if kind.lower() == "basic" and known is not None:
             return known.basic
-        why = "and there are none" if known is None else f"by {challenge[:_LONGEST_TEXT]!r}"
-        raise Unreached(f"{self._address} cannot be reached: it wants credentials, {why}")
+        why = "and there are none" if known is None else f"by {challenge[:LONGEST_TEXT]!r}"
+        raise unreached(self._address, f"it wants credentials, {why}")
 
     def _token(self, wanted: Mapping[str, str], known: RegistryLogin | None) -> str:
         realm = urlsplit(wanted["realm"])
         if realm.scheme != "https" and self._url.startswith("https:"):
-            raise Unreached(f"{self._address} cannot be reached: its token server has no TLS")
+            raise unreached(self._address, "its token server has no TLS")
         asked = {name: wanted[name] for name in ("service", "scope") if name in wanted}
         request = Request(f"{realm.geturl()}?{urlencode(asked)}")
         if known is not None and known.user:
@@ -260,15 +258,14 @@ class Registry:
             found: Any = json.loads(answer.body)
             return str(found.get("token") or found["access_token"])
         except (ValueError, KeyError, AttributeError):
-            raise Unreached(
-                f"{self._address} cannot be reached: its token server answers {answer.status}"
-            ) from None
+            why = f"its token server answers {answer.status}"
+            raise unreached(self._address, why) from None
 
 
 def _reason_of(answer: RegistryAnswer) -> str:
     """The reason that a registry gives for an error."""
     try:
         first = json.loads(answer.body)["errors"][0]
-        return f"{first['code']}: {first['message']}"[:_LONGEST_TEXT]
+        return f"{first['code']}: {first['message']}"[:LONGEST_TEXT]
     except (ValueError, TypeError, KeyError, IndexError):
         return f"it answers {answer.status}"

@@ -29,7 +29,7 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from headrace.core.errors import LoadFailed
 from headrace.observability.statistics import Family, Sourced
@@ -41,9 +41,9 @@ from headrace.repository.store import Download, Lease, Store, StoreOptions
 log = logging.getLogger(__name__)
 
 # Hosts that are asked without TLS if an address does not say how.
-LOOPBACK = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
+_LOOPBACK = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
 _AT_ONCE = 8  # requests of a store
-_LONGEST_TEXT = 300  # of errors
+LONGEST_TEXT = 300  # of errors
 _TRIES = 3  # of each part
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
 _SETTLING_SECS = 2.0  # between the two looks at a model that was changed only just now
@@ -64,6 +64,11 @@ class ModelState(NamedTuple):
     state: str
     size: int
 
+    @classmethod
+    def of(cls, files: Mapping[str, RemoteFile]) -> "ModelState":
+        """The state of a model with these files, by path."""
+        return cls(state_of(files), sum(file.size for file in files.values()))
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteContents:
@@ -77,43 +82,48 @@ class RemoteContents:
     manifest: bytes = b""
     fresh: bool = False
 
+    @classmethod
+    def by_digests(cls, state: str, files: Mapping[str, RemoteFile]) -> "RemoteContents":
+        """The contents of a model without a manifest, all of whose digests are known."""
+        return cls(state, files, new_manifest({path: file.digest for path, file in files.items()}))
+
     @property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files.values())
 
 
-class Remote(Protocol):
-    """A place with models. Methods are called on any threads, block, and raise `LoadFailed`."""
+class Remote:
+    """A place with models. Methods are called on any threads, block, and raise `LoadFailed`.
 
-    @property
-    def address(self) -> str:
-        """The address of the store, without secrets."""
-        ...
+    `address` is that of the store, without secrets. Only the first three methods must be
+    implemented; `publishing` says how models get to a place whose `publish` is not.
+    """
+
+    address: str
+    publishing = "it is read only"
 
     def models(self) -> Mapping[str, ModelState]:
         """All models as of now."""
-        ...
+        raise NotImplementedError
 
     def contents(self, name: str) -> RemoteContents:
         """The files of one model as of now."""
-        ...
+        raise NotImplementedError
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
         """Part of a file, which must still have its tag."""
-        ...
+        raise NotImplementedError
 
     def publish(self, name: str, directory: Path, manifest: bytes) -> None:
         """Replace a model, as `Store.publish`."""
-        ...
+        raise LoadFailed(f"{self.address} cannot be written: {self.publishing}")
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` on changes, as `Store.watch`."""
-        ...
 
     def close(self) -> None:
         """End threads and connections, as `Store.close`."""
-        ...
 
 
 class RemoteToken(NamedTuple):
@@ -508,6 +518,11 @@ class Unreached(LoadFailed):
     """A store that cannot be asked, whatever the question."""
 
 
+def not_there(address: str, name: str) -> LoadFailed:
+    """The error for a model that the store does not have."""
+    return LoadFailed(f"{address}: {name} is not there")
+
+
 def changing(address: str, name: str) -> LoadFailed:
     """The error for a model in another state than expected."""
     return LoadFailed(f"{address}: {name} is being changed; it is brought once it rests")
@@ -520,40 +535,52 @@ def state_of(files: Mapping[str, RemoteFile]) -> str:
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()[:32]
 
 
-def with_digests(
-    address: str, name: str, files: Mapping[str, RemoteFile], manifest: bytes
-) -> RemoteContents:
-    """The contents of a model with a manifest; raises `LoadFailed` if a file is missing."""
+def with_digests(remote: Remote, name: str, files: Mapping[str, RemoteFile]) -> RemoteContents:
+    """The contents of a model whose files have a manifest, which is read.
+
+    Raises `LoadFailed` if a file of it is missing.
+    """
+    manifest = remote.read(name, MANIFEST, files[MANIFEST], 0, files[MANIFEST].size)
     listed: dict[str, RemoteFile] = {}
     for path, digest in parse_manifest(manifest).items():
         if path not in files:
-            raise LoadFailed(f"{address}: {name}: {path} of its manifest is not there")
+            raise LoadFailed(f"{remote.address}: {name}: {path} of its manifest is not there")
         listed[path] = files[path]._replace(digest=digest)
     return RemoteContents(state_of(files), listed, manifest)
 
 
+def unreached(address: str, why: object) -> Unreached:
+    """The error for a store that cannot be asked."""
+    return Unreached(f"{address} cannot be reached: {why}")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text without queries, which may have signatures."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return re.sub(r"\?\S*", "", text)[:LONGEST_TEXT]
+
+
 @contextmanager
 def client_errors(address: str) -> Iterator[None]:
-    """Raise all errors of a client of many libraries as `Unreached`, without queries.
-
-    Those may have signatures.
-    """
+    """Raise all errors of a client of many libraries as `Unreached`."""
     try:
         yield
     except Exception as error:
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        text = re.sub(r"\?\S*", "", text)[:_LONGEST_TEXT]
-        raise Unreached(f"{address} cannot be reached: {text}") from error
+        raise unreached(address, first_line(error)) from error
 
 
-def read_part(file: Path, start: int, stop: int) -> bytes:
-    """A part of a file of the cache; raises `LoadFailed`."""
+@contextmanager
+def needed(what: str, package: str) -> Iterator[None]:
+    """Raise the error of an import that fails as `LoadFailed`: `what` need this `package`."""
     try:
-        with file.open("rb") as opened:
-            opened.seek(start)
-            return opened.read(stop - start)
-    except OSError as error:
-        raise LoadFailed(f"{file} cannot be read: {error.strerror}") from error
+        yield
+    except ImportError as error:
+        raise LoadFailed(f"{what} need the package {package}") from error
+
+
+def root_url(scheme: str, host: str) -> str:
+    """The URL of a host: with TLS unless it is this machine, or `scheme` says otherwise."""
+    return (scheme or ("http://" if _LOOPBACK.fullmatch(host) else "https://")) + host
 
 
 def is_inside(path: str) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.core.errors import LoadFailed
+from headrace.plugins.stores.remote import needed
 from headrace.repository.model_files import MANIFEST, parse_manifest
 
 _SIGNED = b"headrace model manifest\n"
@@ -127,11 +128,7 @@ def _id_of(key: Any) -> str:
 
 
 def _library() -> Any:
-    try:
+    with needed("signatures", "cryptography: headrace[signatures]"):
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError as error:
-        raise LoadFailed(
-            "signatures need the package cryptography: headrace[signatures]"
-        ) from error
     return ed25519, serialization

@@ -7,10 +7,8 @@ manifest of that digest lists. Any server of files will do; one that sends tags 
 index has changed, and one that does not answer with parts of files cannot offer large ones.
 """
 
-import hashlib
 import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -19,13 +17,15 @@ from headrace.plugins.stores.archives import SUFFIXES, archive_store
 from headrace.plugins.stores.objects import library, library_errors, opened_site
 from headrace.plugins.stores.remote import (
     ModelState,
+    Remote,
     RemoteContents,
     RemoteFile,
     RemoteStore,
-    Unreached,
     changing,
+    not_there,
+    unreached,
 )
-from headrace.repository.model_files import INDEX, MANIFEST, parse_manifest
+from headrace.repository.model_files import INDEX, MANIFEST, digest_of, parse_manifest
 from headrace.repository.store import Store, StoreOptions
 
 
@@ -51,8 +51,10 @@ def parse_index(text: bytes) -> dict[str, IndexedModel]:
         raise LoadFailed(f"{INDEX} is no index: headrace models index writes one") from None
 
 
-class WebRemote:
+class WebRemote(Remote):
     """Models of a web server."""
+
+    publishing = "push to the directory that is served, and write its index (headrace models index)"
 
     def __init__(self, address: str) -> None:
         """Connects to nothing; raises `LoadFailed`."""
@@ -71,12 +73,11 @@ class WebRemote:
         """Implements `Remote.contents`."""
         told = self._index().get(name)
         if told is None:
-            raise LoadFailed(f"{self.address}: {name} is not there")
+            raise not_there(self.address, name)
         with library_errors(self.address):
             manifest = bytes(self._library.get(self._store, f"{name}/{MANIFEST}").bytes())
         digests = parse_manifest(manifest)
-        digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
-        if digest != told.manifest or digests.keys() != told.sizes.keys():
+        if digest_of(manifest) != told.manifest or digests.keys() != told.sizes.keys():
             raise changing(self.address, name)
         files = {path: RemoteFile(told.sizes[path], own, own) for path, own in digests.items()}
         return RemoteContents(told.manifest, files, manifest)
@@ -87,19 +88,6 @@ class WebRemote:
             key = f"{name}/{path}"
             given = {} if stop - start == file.size else {"range": (start, stop)}
             return bytes(self._library.get(self._store, key, options=given).bytes())
-
-    def publish(self, name: str, directory: Path, manifest: bytes) -> None:
-        """Implements `Remote.publish`: refused."""
-        raise LoadFailed(
-            f"{self.address} cannot be written: push to the directory that is served, and write its"
-            " index (headrace models index)"
-        )
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Implements `Remote.watch`: there is no notice of changes."""
-
-    def close(self) -> None:
-        """Implements `Remote.close`."""
 
     def _index(self) -> dict[str, IndexedModel]:
         """The index as of now, which is not sent if it has its tag still."""
@@ -113,10 +101,8 @@ class WebRemote:
                 assert known is not None, "an answer without a question. This is a bug."
                 return known[1]
             except FileNotFoundError as error:
-                raise Unreached(
-                    f"{self.address} cannot be reached: there is no {INDEX}, which headrace models"
-                    " index writes"
-                ) from error
+                why = f"there is no {INDEX}, which headrace models index writes"
+                raise unreached(self.address, why) from error
         self._read = tag, parse_index(text)
         return self._read[1]
 
