@@ -1,8 +1,11 @@
 """Models by name, in changing repositories, and in stores."""
 
 import os
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
 
 import pytest
 
@@ -19,6 +22,7 @@ from headrace.repository.layout import materialised
 from headrace.repository.model_files import MANIFEST, fingerprint, manifest_of
 from headrace.repository.store import Lease, Store
 from tests.repository.files import directories, write
+from tests.support.scrape import until
 from tests.support.stores import catalogue, scan
 
 
@@ -198,6 +202,92 @@ def test_names_of_stores_with_namespaces(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, {"a": "x"})
     known = Catalogue((Directory(models(tmp_path / "here", "a")), shelf), namespacing=True)
     assert list(known.names()) == ["a@here", "a@shelf:one"]
+
+
+class GatedShelf(Shelf):
+    """A store that answers once it is `open`, with the error `down` unless that is empty."""
+
+    def __init__(self, address: str, *names: str) -> None:
+        super().__init__(Path(), dict.fromkeys(names, "x"))
+        self.address = address
+        self.down = ""
+        self.open = Event()
+        self.asked: SimpleQueue[None] = SimpleQueue()
+
+    def names(self) -> Collection[str]:
+        self.asked.put(None)
+        self.open.wait(60)
+        if self.down:
+            raise LoadFailed(self.down)
+        return super().names()
+
+
+def test_stores_are_listed_side_by_side() -> None:
+    stores = [GatedShelf("one:", "a"), GatedShelf("two:", "b"), GatedShelf("three:", "c")]
+    known = Catalogue(tuple(stores))
+    ways: list[Callable[[], object]] = [known.names, known.sources, lambda: known.read("c")]
+    for listed in ways:
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(listed)
+            for store in stores:
+                store.asked.get(timeout=60)
+            assert not found.done()
+            for store in stores:
+                store.open.set()
+            assert found.result(60)
+        for store in stores:
+            store.open.clear()
+
+
+def test_a_store_that_hangs_delays_no_model_of_another_one(tmp_path: Path) -> None:
+    slow, here = GatedShelf("slow:", "b"), Directory(models(tmp_path, "a"))
+    known = Catalogue((slow, here))
+    for _ in range(3):
+        found = known.read("a")
+        assert found is not None
+        assert found.path == here.path / "a"
+    assert slow.asked.qsize() == 1, "it is not asked again before it has answered"
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(known.read, "b")
+        for _ in range(2):
+            slow.asked.get(timeout=60)
+        slow.tokens = {"b": "x", "c": "x"}
+        slow.open.set()
+        found = reading.result(60)
+    assert found is not None
+    assert (found.repository, found.written_name) == ("slow:", "b")
+    assert known.read("c") is not None, "it is asked again"
+    slow.tokens = {"a": "x"}
+
+    def is_ambiguous() -> bool:
+        try:
+            known.read("a")
+        except LoadFailed as error:
+            return str(error) == DUPLICATE
+        return False
+
+    until(is_ambiguous, "the end of the first listing")
+
+
+def test_stores_out_of_reach_break_no_other_and_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = GatedShelf("s3://first"), GatedShelf("s3://second")
+    first.down, second.down = "s3://first cannot be reached", "no route"
+    first.open.set()
+    second.open.set()
+    known = Catalogue((first, Directory(models(tmp_path, "a")), second))
+    assert known.names() == {"a": ""}
+    assert "s3://second: no route" in caplog.text
+    assert known.read("a") is not None
+    expected = r"^s3://first cannot be reached; s3://second: no route$"
+    with pytest.raises(LoadFailed, match=expected):
+        known.read("b")
+    with pytest.raises(LoadFailed, match=expected):
+        known.sources()
+    second.down = ""
+    with pytest.raises(LoadFailed, match=r"^s3://first cannot be reached$"):
+        known.read("b")
 
 
 def test_an_address_without_a_store_is_a_directory(tmp_path: Path) -> None:

@@ -32,18 +32,17 @@ from threading import Event, Thread
 from time import monotonic
 from typing import TypeAlias
 
-from headrace.core.errors import LoadFailed
+from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.engine.engine import Engine
 from headrace.repository import model_files
 from headrace.repository.catalogue import Catalogue, Directory, Place
 from headrace.repository.layout import ModelSource, single_file
 from headrace.repository.model_files import Fingerprint, Stamp, fingerprint
-from headrace.repository.store import Store, explained
+from headrace.repository.store import Listing, Store
 
 log = logging.getLogger(__name__)
 
 QUIET_SECS = 0.5
-PATIENCE_SECS = 1.0  # for stores, all at once; those that take longer are looked at later
 _LONG_AGO = float("-inf")
 _LOOK_SECS = 0.2
 
@@ -242,37 +241,6 @@ class Gone:
 Change: TypeAlias = Changed | Gone
 
 
-class _Listing:
-    """The names in a store, listed by a thread of its own, so that it delays no other store."""
-
-    def __init__(self, store: Store, late: Callable[[], None]) -> None:
-        """`late` is called on the thread if it ends after somebody has given up `wait`."""
-        self.names: Collection[str] = ()
-        self.error: LoadFailed | None = None
-        self._store = store
-        self._late = late
-        self._given_up = False
-        self._done = Event()
-        # A daemon: a store that hangs must not keep the process from exiting.
-        Thread(target=self._run, name=f"names of {store.address}", daemon=True).start()
-
-    def wait(self) -> bool:
-        """True if it has ended, for which the first call waits a while."""
-        if not self._done.wait(0 if self._given_up else PATIENCE_SECS):
-            self._given_up = True
-        return self._done.is_set()
-
-    def _run(self) -> None:
-        try:
-            with explained(self._store.address):
-                self.names = self._store.names()
-        except LoadFailed as error:
-            self.error = error
-        self._done.set()
-        if self._given_up:
-            self._late()
-
-
 class _Repository:
     """One store with its content when it could last be read."""
 
@@ -283,7 +251,7 @@ class _Repository:
         self.store = store
         self.models: Collection[str] = known
         self._late = late
-        self._listing: _Listing | None = None
+        self._listing: Listing | None = None
         # Device and inode of its directory; None while it cannot be read, and for other stores.
         self.place: tuple[int, int] | None = None
         self._device: int | None = None  # device when it could last be read
@@ -297,7 +265,7 @@ class _Repository:
     def ask(self) -> None:
         """Begin to list its models, unless that is under way, or quick."""
         if self._listing is None and not isinstance(self.store, Directory):
-            self._listing = _Listing(self.store, self._late)
+            self._listing = Listing(self.store, self._late)
 
     def look(self) -> None:
         """List its models, if possible."""
@@ -317,7 +285,7 @@ class _Repository:
                 place = status.st_dev, status.st_ino
             else:
                 return
-        except LoadFailed as error:
+        except RepositoryError as error:
             self._lose(str(error))
             return
         except OSError as error:

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from headrace.repository.layout import (
     size_below,
 )
 from headrace.repository.model_files import MANIFEST, Digests, parse_manifest
-from headrace.repository.store import Lease, Store, Stored, StoreOptions, explained
+from headrace.repository.store import Lease, Listing, Store, Stored, StoreOptions, explained
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +151,8 @@ class Catalogue:
     config_name: str = ""
     namespacing: bool = False
     name: str = ""
+    # Listings that `read` has not waited for: a store that hangs has one at a time.
+    _late: dict[Store, Listing] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, paths: Iterable[str | Path]) -> "Catalogue":
@@ -166,7 +168,10 @@ class Catalogue:
         A model found in several stores is marked as duplicate. Raises `RepositoryError` for a
         missing repository or file.
         """
-        places = self.places()
+        known, lost = self._reached()
+        if lost:
+            raise _together(lost.values())
+        places = self.places(known)
         sources = [self.source(name, found) for name, found in sorted(places.items())]
         full = {place.store for found in places.values() for place in found}
         warnings = [
@@ -202,10 +207,25 @@ class Catalogue:
     def read(self, name: str) -> ModelSource | None:
         """The model of this name; None if there is none.
 
-        Raises `LoadFailed` for an ambiguous name, or if it is in none of the repositories that can
-        be read, and there are others.
+        A store that has not answered after a while is left out if another one has the model. Raises
+        `LoadFailed` for an ambiguous name, or if it is in none of the repositories that can be
+        read, and there are others.
         """
-        known, lost = self._reached()
+        late = {store for store, each in self._late.items() if not each.wait()}
+        listings = [Listing(store) for store in self.stores if store not in late]
+        early = [each for each in listings if each.wait()]
+        self._late.update({each.store: each for each in listings if each not in early})
+        known, lost = _outcome(early)
+        found = self._found(name, known)
+        if found is None and len(early) < len(self.stores):
+            known, lost = _outcome([*listings, *map(Listing, late)])
+            found = self._found(name, known)
+        if found is None and lost:
+            raise _together(lost.values())
+        return found
+
+    def _found(self, name: str, known: Mapping[Store, Collection[str]]) -> ModelSource | None:
+        """The model of this name among `known` ones; None if there is none."""
         places = self.places(known)
         found = places.get(name, [])
         files = [file for file in self.files if (self.name or file.stem) == name]
@@ -218,22 +238,17 @@ class Catalogue:
         alike = namespaced(name, places)
         if alike:
             raise LoadFailed(ambiguous(name, alike))
-        if lost:
-            raise next(iter(lost.values()))
         return None
 
-    def places(
-        self, known: Mapping[Store, Collection[str]] | None = None
-    ) -> dict[str, list[Place]]:
-        """The stores of the models, by name; raises `LoadFailed`.
+    def places(self, known: Mapping[Store, Collection[str]]) -> dict[str, list[Place]]:
+        """The stores of the models, by name, if `known` are the names in each.
 
         With `namespacing`, models whose name occurs in several stores are named `name@space`, where
-        space is the last part of the store's address, with a number if that occurs twice. `known`
-        are the names in the stores, if they have just been listed.
+        space is the last part of the store's address, with a number if that occurs twice.
         """
         named: dict[str, list[Place]] = {}
         for store in self.stores:
-            for name in self._listed(store) if known is None else known.get(store, ()):
+            for name in known.get(store, ()):
                 named.setdefault(name, []).append(Place(store, name))
         if not self.namespacing:
             return named
@@ -268,19 +283,30 @@ class Catalogue:
 
     def _reached(self) -> tuple[dict[Store, Collection[str]], dict[Store, RepositoryError]]:
         """The names in the stores that can be read, and the errors of the others."""
-        known: dict[Store, Collection[str]] = {}
-        lost: dict[Store, RepositoryError] = {}
-        for store in self.stores:
-            try:
-                known[store] = self._listed(store)
-            except RepositoryError as error:
-                lost[store] = error
-        return known, lost
+        return _outcome([Listing(store) for store in self.stores])
 
-    @staticmethod
-    def _listed(store: Store) -> Collection[str]:
-        with explained(store.address):
-            return store.names()
+
+def _outcome(
+    listings: Sequence[Listing],
+) -> tuple[dict[Store, Collection[str]], dict[Store, RepositoryError]]:
+    """The names in the stores that can be read, and the errors of the others; waits for them."""
+    for each in listings:
+        each.join()
+    known = {each.store: each.names for each in listings if each.error is None}
+    lost = {each.store: _named(each.store, each.error) for each in listings if each.error}
+    return known, lost
+
+
+def _named(store: Store, error: RepositoryError) -> RepositoryError:
+    """An error that says of which store it is, as those of directories do."""
+    if isinstance(store, Directory) or store.address in str(error):
+        return error
+    return LoadFailed(f"{store.address}: {error}")
+
+
+def _together(errors: Collection[RepositoryError]) -> RepositoryError:
+    """One error for those of several stores."""
+    return LoadFailed("; ".join(map(str, errors)), "; ".join(each.public for each in errors))
 
 
 def _spaces(stores: Sequence[Store]) -> Mapping[Store, str]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
 from typing import NamedTuple
 from weakref import finalize
 
@@ -18,6 +20,8 @@ from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.observability.statistics import Sourced
 
 log = logging.getLogger(__name__)
+
+PATIENCE_SECS = 1.0  # for stores, all at once, before others go on without those that take longer
 
 
 class Lease:
@@ -127,6 +131,42 @@ class Store:
 
     def close(self) -> None:
         """End threads and connections; leases stay. A call under way fails soon."""
+
+
+class Listing:
+    """The names in a store, listed by a thread of its own, so that it delays no other store."""
+
+    def __init__(self, store: Store, late: Callable[[], None] = lambda: None) -> None:
+        """`late` is called on the thread if it ends after somebody has given up `wait`."""
+        self.store = store
+        self.names: Collection[str] = ()
+        self.error: RepositoryError | None = None
+        self._late = late
+        self._until = monotonic() + PATIENCE_SECS
+        self._given_up = False
+        self._done = Event()
+        # A daemon: a store that hangs must not keep the process from exiting.
+        Thread(target=self._run, name=f"names of {store.address}", daemon=True).start()
+
+    def wait(self) -> bool:
+        """True if it has ended, for which this waits until it has taken `PATIENCE_SECS`."""
+        if not self._done.wait(max(self._until - monotonic(), 0.0)):
+            self._given_up = True
+        return self._done.is_set()
+
+    def join(self) -> None:
+        """Wait until it has ended, however long that takes."""
+        self._done.wait()
+
+    def _run(self) -> None:
+        try:
+            with explained(self.store.address):
+                self.names = self.store.names()
+        except RepositoryError as error:
+            self.error = error
+        self._done.set()
+        if self._given_up:
+            self._late()
 
 
 class Stored(NamedTuple):
