@@ -197,6 +197,11 @@ class Settings:
     store_offline: bool = setting(
         False, "Serve what is in the cache of stores, and connect to none of them"
     )
+    store_archive_files: int = setting(100_000, "Files that an archive may have", least=1)
+    store_archive_bytes: int = setting(1 << 30, "Bytes that any archive may unpack to", least=1)
+    store_archive_ratio: int = setting(
+        200, "Times its own bytes that an archive may unpack to, if that is more", least=1
+    )
     require_signature: str = setting(
         "",
         "Serve only models whose manifest is signed by one of the public keys in this PEM file, and"
@@ -797,7 +802,10 @@ class Settings:
         """Options of stores."""
         from headrace.repository.store import StoreOptions  # with numpy
 
-        return StoreOptions(self.store_cache, self.store_cache_bytes, self.store_offline)
+        return StoreOptions(
+            self.store_cache, self.store_cache_bytes, self.store_offline, self.store_archive_files,
+            self.store_archive_bytes, self.store_archive_ratio,
+        )  # fmt: skip
 
     @property
     def residency(self) -> ResidencyOptions | None:

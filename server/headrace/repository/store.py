@@ -48,11 +48,16 @@ class StoreOptions:
     """Settings of stores: `cache` is a directory, "" for the default, of at most `cache_bytes`.
 
     An `offline` store has what is in the cache, and is never asked. `cache_bytes` may be 0 for any.
+    An archive may have `archive_files` files, and unpack to `archive_bytes`, or `archive_ratio`
+    times its own bytes, whichever is more.
     """
 
     cache: str = ""
     cache_bytes: int = 0
     offline: bool = False
+    archive_files: int = 100_000
+    archive_bytes: int = 1 << 30
+    archive_ratio: int = 200
 
 
 @dataclass(eq=False, slots=True)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from headrace.plugins.stores.remote import RemoteStore
 from headrace.repository.catalogue import open_store
@@ -11,9 +12,9 @@ from headrace.repository.store import Store, StoreOptions
 from tests.support.server_process import ServerProcess, clean_server
 
 
-def opened_store(address: str, cache: Path, cache_bytes: int = 0) -> RemoteStore:
-    """The store with this address, whose models are brought to a cache."""
-    store = open_store(address, options=StoreOptions(str(cache), cache_bytes))
+def opened_store(address: str, cache: Path, **limits: Any) -> RemoteStore:
+    """The store with this address, whose models are brought to a cache, with further options."""
+    store = open_store(address, options=StoreOptions(str(cache), **limits))
     assert isinstance(store, RemoteStore)
     return store
 

@@ -1,6 +1,7 @@
 """Archives on a web server: what is unpacked, what is refused, and changes of an archive."""
 
 import io
+import re
 import stat
 import tarfile
 import zipfile
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores import archives as archives_module
 from headrace.plugins.stores.archives import unpack
 from headrace.plugins.stores.cache import PART
 from headrace.plugins.stores.remote import RemoteStore, Unreached
@@ -78,7 +78,7 @@ GOOD = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_plain_files_are_unpacked(name: str, tmp_path: Path) -> None:
-    unpack(io.BytesIO(GOOD[name]), name, tmp_path, 1)
+    unpack(io.BytesIO(GOOD[name]), name, tmp_path, 1, 1)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files == [tmp_path / "a" / "b"]
     assert files[0].read_bytes() == b"x"
@@ -109,14 +109,11 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_everything_else_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(archives_module, "MOST_FILES", 8)
+def test_everything_else_is_refused(name: str, tmp_path: Path) -> None:
     content, message = BAD[name]
     (tmp_path / "within").mkdir()
     with pytest.raises(LoadFailed, match=message):
-        unpack(io.BytesIO(content), name, tmp_path / "within", 1000)
+        unpack(io.BytesIO(content), name, tmp_path / "within", 1000, 8)
     assert [path.name for path in tmp_path.iterdir()] == ["within"], "nothing was written outside"
     assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
 
@@ -128,10 +125,10 @@ def test_everything_else_is_refused(
 def opened(site: ObjectStore, tmp_path: Path) -> Callable[..., RemoteStore]:
     """Writes an archive to the site if it has `content`, and opens it as a store."""
 
-    def write(path: str, content: bytes = b"", cache_bytes: int = 0) -> RemoteStore:
+    def write(path: str, content: bytes = b"", **limits: Any) -> RemoteStore:
         if content:
             site.put(path, content)
-        return opened_store(f"{site.url}/{BUCKET}/{path}", tmp_path / "cache", cache_bytes)
+        return opened_store(f"{site.url}/{BUCKET}/{path}", tmp_path / "cache", **limits)
 
     return write
 
@@ -230,6 +227,31 @@ def test_a_bad_archive_changes_nothing(opened: Callable[..., RemoteStore]) -> No
     tight = opened("bad.zip", cache_bytes=5000)
     with pytest.raises(LoadFailed, match="it unpacks to more than 5000 bytes"):
         RemoteStore(tight.remote, StoreOptions(str(tight.cache.root / "other"))).names()
+
+
+PACKED = zipped({"1/model.onnx": bytes(10_000), "labels.txt": b""})
+
+
+@pytest.mark.parametrize(("limits", "problem"), [
+    ({"archive_files": 2, "archive_bytes": 10_000}, ""),
+    ({"archive_bytes": 1, "archive_ratio": 10_000 // len(PACKED) + 1}, ""),
+    ({"archive_files": 1}, "it has more than 1 files (--store-archive-files)"),
+    ({"archive_bytes": 9999, "archive_ratio": 1}, "it unpacks to more than 9999 bytes ("),
+    ({"archive_bytes": 1, "archive_ratio": 2},
+     f"it unpacks to more than {2 * len(PACKED)} bytes ("),
+    ({"cache_bytes": 5000}, "it unpacks to more than 5000 bytes ("),
+])  # fmt: skip
+def test_limits_of_archives(
+    limits: dict[str, int], problem: str, opened: Callable[..., RemoteStore]
+) -> None:
+    store = opened("limits.zip", PACKED, **limits)
+    if not problem:
+        assert store.names() == {"limits"}
+        return
+    with pytest.raises(LoadFailed, match=re.escape(f"limits.zip cannot be used: {problem}")):
+        store.names()
+    assert store.counts.failures == 1
+    assert problem in store.trouble
 
 
 def test_an_archive_that_is_not_there(opened: Callable[..., RemoteStore]) -> None:

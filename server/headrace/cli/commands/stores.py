@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 SIGN: OptionalPart[Callable[[bytes, Path], bytes]] = OptionalPart("sign")
 SIGNATURES: OptionalPart[Callable[[str], Callable[[Path], None]]] = OptionalPart("signatures")
 
-STORE_SETTINGS = tuple(one for one in OPTIONS if one.field in ("store_cache", "store_cache_bytes"))
+_FIELDS = ("store_cache", "store_archive")
+STORE_SETTINGS = tuple(one for one in OPTIONS if one.field.startswith(_FIELDS))
 _KEYS = tuple(one for one in OPTIONS if one.field == "require_signature")
 _SHARED = (option("--json", "print one JSON document"), *settings_as_options(STORE_SETTINGS))
 _MODELS = option("models [MODEL...]", "names of models, or patterns with * and ?; all by default")

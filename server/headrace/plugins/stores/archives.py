@@ -6,8 +6,8 @@ tree of the cache, from which its models are taken. So a model is complete, and 
 files as before stay loaded.
 
 Unpacking writes plain files alone, at paths below one directory. Everything else is refused: links,
-devices, paths that lead elsewhere, files that are there twice, encrypted ones, and archives that
-unpack to far more than they have.
+devices, paths that lead elsewhere, files that are there twice, encrypted ones, and archives of too
+many files or bytes.
 """
 
 import gzip
@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.cache import PART, PartialFile, StoreCache, cache_of, key_of
+from headrace.plugins.stores.cache import PART, PartialFile, cache_of, key_of
 from headrace.plugins.stores.held_tree import HeldModel, HeldTree
 from headrace.plugins.stores.objects import library, library_errors, opened_site
 from headrace.plugins.stores.remote import (
@@ -47,9 +47,6 @@ from headrace.repository.store import Store, StoreOptions
 log = logging.getLogger(__name__)
 
 SUFFIXES = (".zip", ".tar.gz", ".tgz", ".tar")
-MOST_FILES = 100_000
-# Bytes that any archive may unpack to, and times its size that a larger one may.
-PLENTY, MOST_RATIO = 1 << 30, 200
 _CHUNK = 1 << 20
 _TOOLS_OWN = "__MACOSX"  # what macOS adds to archives
 
@@ -66,8 +63,8 @@ class ArchiveMember(NamedTuple):
     open: Callable[[], IO[bytes]]
 
 
-def unpack(file: IO[bytes], name: str, directory: Path, most: int) -> None:
-    """Write all files of an archive below a directory, of at most `most` bytes.
+def unpack(file: IO[bytes], name: str, directory: Path, most: int, most_files: int) -> None:
+    """Write all files of an archive below a directory: at most `most_files` of `most` bytes.
 
     `name` tells its kind by its suffix. Raises `RefusedArchive`, and `LoadFailed` for errors of the
     disk; files are left behind.
@@ -83,8 +80,8 @@ def unpack(file: IO[bytes], name: str, directory: Path, most: int) -> None:
                 continue
             problem = member.problem or ("" if is_inside(path) else "leads out of the archive")
             count += 1
-            if count > MOST_FILES:
-                raise RefusedArchive(f"it has more than {MOST_FILES} files")
+            if count > most_files:
+                raise RefusedArchive(f"it has more than {most_files} files (--store-archive-files)")
             if problem:
                 raise RefusedArchive(f"{member.path[:200]!r} {problem}")
             target = directory / path
@@ -93,7 +90,7 @@ def unpack(file: IO[bytes], name: str, directory: Path, most: int) -> None:
                 while chunk := source.read(_CHUNK):
                     left -= len(chunk)
                     if left < 0:
-                        raise RefusedArchive(f"it unpacks to more than {most} bytes")
+                        raise _too_large(most)
                     copy.write(chunk)
     except FileExistsError as error:
         raise RefusedArchive(
@@ -135,7 +132,14 @@ def _of_tar(file: IO[bytes], packed: bool, most: int) -> Iterator[ArchiveMember]
                 yield ArchiveMember(info.name, "" if info.isreg() else "is no file", opened)
     # Only the end of the compressed data has its checksum.
     if packed and not any(not plain.read(_CHUNK) for _ in range(most // _CHUNK + 2)):
-        raise RefusedArchive(f"it unpacks to more than {most} bytes")
+        raise _too_large(most)
+
+
+def _too_large(most: int) -> RefusedArchive:
+    return RefusedArchive(
+        f"it unpacks to more than {most} bytes"
+        " (--store-archive-bytes, --store-archive-ratio, --store-cache-bytes)"
+    )
 
 
 class FoundArchive(NamedTuple):
@@ -151,14 +155,15 @@ class ArchiveRemote(Remote):
 
     publishing = "replace the archive as a whole"
 
-    def __init__(self, address: str, cache: StoreCache, most: int) -> None:
-        """Connects to nothing; raises `LoadFailed`. `most` are bytes to unpack, or any for 0."""
+    def __init__(self, address: str, options: StoreOptions) -> None:
+        """Connects to nothing; raises `LoadFailed`."""
         self.address, self._store = opened_site(address, last=False)
         self.counts = StoreCounts()
         self._name = self.address.rpartition("/")[2]
         self._library = library()
-        self._cache, self._most = cache, most
-        self._tree = HeldTree(self.address, cache, self._divided)
+        self._options = options
+        self._cache = cache_of(options.cache, options.cache_bytes)
+        self._tree = HeldTree(self.address, self._cache, self._divided)
         self._refused = ("", "")  # the state of an archive that is refused, and why
 
     def models(self) -> Mapping[str, ModelState]:
@@ -211,10 +216,12 @@ class ArchiveRemote(Remote):
             if self._found() != found:
                 self._cache.give_up(key)
                 raise LoadFailed(f"{self.address} has changed while it was fetched")
-            most = max(PLENTY, MOST_RATIO * found.size)
+            limits = self._options
+            most = max(limits.archive_bytes, limits.archive_ratio * found.size)
+            most = min(most, limits.cache_bytes or most)
             try:
                 with draft.opened() as file:
-                    unpack(file, self._name, directory, min(most, self._most or most))
+                    unpack(file, self._name, directory, most, limits.archive_files)
             except RefusedArchive as error:
                 self._refused = found.state, f"{self.address} cannot be used: {error}"
                 raise Unreached(self._refused[1]) from error
@@ -262,6 +269,5 @@ class ArchiveRemote(Remote):
 
 def archive_store(address: str, options: StoreOptions) -> Store:
     """The store with such an address; raises `LoadFailed`."""
-    cache = cache_of(options.cache, options.cache_bytes)
-    remote = ArchiveRemote(address, cache, options.cache_bytes)
+    remote = ArchiveRemote(address, options)
     return RemoteStore(remote, options, remote.counts)
