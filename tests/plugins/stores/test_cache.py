@@ -1,6 +1,5 @@
 """The cache of stores: what is kept, what is removed, and what was damaged."""
 
-import hashlib
 import os
 from pathlib import Path
 from threading import Event
@@ -9,6 +8,7 @@ import pytest
 
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.cache import CachedContent, StoreCache, cache_of, key_of
+from headrace.repository.model_files import digest_of
 from headrace.repository.store import Lease
 
 KEEP_GOING = Event()
@@ -187,21 +187,34 @@ def test_files_that_come_together(tmp_path: Path) -> None:
             raise LoadFailed("broken")
 
     with pytest.raises(LoadFailed, match="broken"):
-        cache.bring("key", "m", fill, Event())
+        cache.bring("key", "m", 3, fill, Event())
     assert cache.use("key", tmp_path) is None
-    lease, files = cache.bring("key", "m", fill, Event())
+    lease, files = cache.bring("key", "m", 3, fill, Event())
     assert files == {"1/a": CachedContent(digest_of(b"one"), 3)}
     assert (lease.path / "1" / "a").read_bytes() == b"one"
     assert not list((tmp_path / "partial").iterdir())
-    assert cache.bring("key", "m", fill, Event())[1] == files
+    assert cache.bring("key", "m", 3, fill, Event())[1] == files
     assert len(filled) == 2, "it is there"
 
     def link(directory: Path) -> None:
         (directory / "a").symlink_to("/etc")
 
     with pytest.raises(LoadFailed, match="m: a is no file"):
-        cache.bring("other", "m", link, Event())
+        cache.bring("other", "m", 3, link, Event())
 
 
-def digest_of(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+def test_room_is_made_before_files_come_together(tmp_path: Path) -> None:
+    cache = StoreCache(tmp_path, 250)
+    held = use(cache, make(cache, "held", a=b"a" * 100))
+    make(cache, "old", a=b"b" * 100)
+    left: list[int] = []
+
+    def fill(directory: Path) -> None:
+        left.append(cache.nbytes)
+        (directory / "a").write_bytes(b"c" * 100)
+
+    cache.bring("key", "m", 100, fill, Event())
+    assert left == [100], "old has gone, which nobody has loaded"
+    assert held.path.is_dir()
+    cache.bring("key", "m", 100, fill, Event())
+    assert cache.nbytes == 200

@@ -33,22 +33,22 @@ def test_a_state_is_brought_once(tmp_path: Path) -> None:
     content = Content(a=b"one")
     tree = HeldTree("memory:one", StoreCache(tmp_path), one)
     digest = digest_of(b"one")
-    found = tree.models("1", content.fill)["m"]
+    found = tree.models("1", 3, content.fill)["m"]
     assert found.files == {"a": RemoteFile(3, digest, digest)}
     assert (found.directory / "a").read_bytes() == b"one"
-    assert tree.models("1", content.fill)["m"] is found
+    assert tree.models("1", 3, content.fill)["m"] is found
     again = HeldTree("memory:one", StoreCache(tmp_path), one)
-    assert again.models("1", content.fill)["m"] == found
+    assert again.models("1", 3, content.fill)["m"] == found
     assert content.fills == 1
 
 
 def test_the_tree_of_the_last_state_stays_in_the_cache(tmp_path: Path) -> None:
     cache = StoreCache(tmp_path, 1)
     tree = HeldTree("memory:one", cache, one)
-    first = tree.models("1", Content(a=b"one").fill)["m"].directory
+    first = tree.models("1", 3, Content(a=b"one").fill)["m"].directory
     cache.make_room()
     assert tree.read("m", "a", 1, 3) == b"ne"
-    tree.models("2", Content(a=b"two").fill)
+    tree.models("2", 3, Content(a=b"two").fill)
     cache.make_room()
     assert not first.exists()
     assert tree.read("m", "a", 0, 3) == b"two"
@@ -58,7 +58,7 @@ def test_a_file_that_cannot_be_read_is_an_error_of_its_model(tmp_path: Path) -> 
     tree = HeldTree("memory:one", StoreCache(tmp_path), one)
     with pytest.raises(LoadFailed, match="memory:one: m is being changed"):
         tree.read("m", "a", 0, 3)
-    tree.models("1", Content(a=b"one").fill)
+    tree.models("1", 3, Content(a=b"one").fill)
     with pytest.raises(LoadFailed, match="memory:one: other is being changed"):
         tree.read("other", "a", 0, 3)
     with pytest.raises(LoadFailed, match="b cannot be read: No such file"):
@@ -72,6 +72,6 @@ def test_a_closed_store_brings_nothing(tmp_path: Path) -> None:
 
     def late(directory: Path) -> None:
         with pytest.raises(LoadFailed, match="the server is shutting down"):
-            tree.models("1", Content().fill)
+            tree.models("1", 3, Content().fill)
 
-    HeldTree("memory:one", cache, one).models("1", late)
+    HeldTree("memory:one", cache, one).models("1", 3, late)

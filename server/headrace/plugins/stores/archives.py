@@ -193,7 +193,7 @@ class ArchiveRemote(Remote):
         found = self._found()
         if self._refused[0] == found.state:  # it is not fetched again
             raise Unreached(self._refused[1])
-        return self._tree.models(found.state, partial(self._fill, found))
+        return self._tree.models(found.state, found.size, partial(self._fill, found))
 
     def _found(self) -> FoundArchive:
         with library_errors(self.address):
@@ -206,7 +206,6 @@ class ArchiveRemote(Remote):
 
     def _fill(self, found: FoundArchive, directory: Path) -> None:
         """Download the archive, and unpack it."""
-        self._cache.make_room(found.size)
         log.info("bringing %s: %d bytes", self.address, found.size)
         key = key_of(self.address, found.state, "archive")
         stopped = self._tree.stopped

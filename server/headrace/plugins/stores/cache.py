@@ -178,14 +178,16 @@ class StoreCache:
         return True
 
     def bring(
-        self, key: str, model: str, fill: Callable[[Path], None], stopped: Event
+        self, key: str, model: str, nbytes: int, fill: Callable[[Path], None], stopped: Event
     ) -> tuple[Lease, Mapping[str, CachedContent]]:
         """A tree and its files, made of those that `fill` writes into a directory if it is absent.
 
-        Raises `LoadFailed` if it cannot be written, for links and the like, or when `stopped`.
+        They are about `nbytes`. Raises `LoadFailed` if it cannot be written, for links and the
+        like, or when `stopped`.
         """
         path = self._tree(key)
         while (lease := self.use(key, path)) is None:
+            self.make_room(nbytes)  # not within: a tree in the making keeps all
             with self.making(key, stopped) as wanted:
                 if wanted:
                     draft = self.root / "partial" / f"{key}.d"

@@ -40,14 +40,16 @@ class HeldTree:
         self._address, self._cache, self._divide = address, cache, divide
         self._held: _TreeInUse | None = None
 
-    def models(self, state: str, fill: Callable[[Path], None]) -> Mapping[str, HeldModel]:
+    def models(
+        self, state: str, nbytes: int, fill: Callable[[Path], None]
+    ) -> Mapping[str, HeldModel]:
         """The models in a state; `fill` writes its files into a directory if they are not there.
 
-        Raises `LoadFailed`.
+        They are about `nbytes`. Raises `LoadFailed`.
         """
         if self._held is None or self._held.state != state:
             key = key_of(self._address, state)
-            lease, found = self._cache.bring(key, self._address, fill, self.stopped)
+            lease, found = self._cache.bring(key, self._address, nbytes, fill, self.stopped)
             files = {
                 path: RemoteFile(size, digest, digest) for path, (digest, size) in found.items()
             }

@@ -99,7 +99,8 @@ class MlflowRemote(Remote):
         if name != self._name:
             raise not_there(self.address, name)
         found = self._registered()
-        models = self._tree.models(found.state, partial(self._fill, found))
+        nbytes = sum(found.sizes.values())
+        models = self._tree.models(found.state, nbytes, partial(self._fill, found))
         return RemoteContents.by_digests(found.state, models[name].files)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
