@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from headrace.plugins.stores.remote import RemoteStore
+from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.catalogue import open_store
 from headrace.repository.model_files import MANIFEST, Digests
 from headrace.repository.store import Store, StoreOptions

@@ -15,7 +15,8 @@ import pytest
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.archives import unpack
 from headrace.plugins.stores.cache import PART
-from headrace.plugins.stores.remote import RemoteStore, Unreached
+from headrace.plugins.stores.remote import Unreached
+from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.model_files import MANIFEST, write_manifest
 from headrace.repository.store import StoreOptions
 from tests.models.onnx_graphs import constant, write_model

@@ -8,7 +8,8 @@ import pytest
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.cache import cache_of
 from headrace.plugins.stores.mlflow_registry import MlflowRemote
-from headrace.plugins.stores.remote import RemoteStore, Unreached
+from headrace.plugins.stores.remote import Unreached
+from headrace.plugins.stores.remote_store import RemoteStore
 from tests.models.onnx_graphs import constant
 from tests.plugins.stores import remotes
 from tests.plugins.stores.remotes import following_server, opened_store

@@ -1,6 +1,7 @@
 """Stores: models from object stores and databases, through a cache on local disk.
 
-`remote` is what every store here is made of: places with files of models, how they are brought
-completely or not at all, and when they are asked again. `cache` keeps what was brought, `objects`,
-`database` and `web` are the places, `signatures` says who has published a model.
+`remote` is what places with models have in common. `objects`, `database`, `web` and the like are
+such places, `remote_store` makes a store of one, and asks again when it is out of reach. `download`
+brings models completely or not at all, `cache` keeps what was brought, `signatures` says who has
+published a model.
 """

@@ -22,7 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.cache import PART, PartialFile, cache_of, key_of
+from headrace.plugins.stores.cache import PART, cache_of, key_of
+from headrace.plugins.stores.download import FileDownloads, StoreCounts
 from headrace.plugins.stores.held_tree import HeldModel, HeldTree
 from headrace.plugins.stores.objects import library, library_errors, opened_site
 from headrace.plugins.stores.remote import (
@@ -30,19 +31,17 @@ from headrace.plugins.stores.remote import (
     Remote,
     RemoteContents,
     RemoteFile,
-    RemoteStore,
-    StoreCounts,
     Unreached,
     is_inside,
     not_there,
-    run_all,
     state_of,
     unreached,
     with_digests,
 )
+from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.layout import model_directories
 from headrace.repository.model_files import MANIFEST, digest_of
-from headrace.repository.store import Store, StoreOptions
+from headrace.repository.store import Download, Store, StoreOptions
 
 log = logging.getLogger(__name__)
 
@@ -93,9 +92,8 @@ def unpack(file: IO[bytes], name: str, directory: Path, most: int, most_files: i
                         raise _too_large(most)
                     copy.write(chunk)
     except FileExistsError as error:
-        raise RefusedArchive(
-            f"{Path(error.filename).relative_to(directory)} is in it twice"
-        ) from error
+        twice = Path(error.filename).relative_to(directory)
+        raise RefusedArchive(f"{twice} is in it twice") from error
     except (IsADirectoryError, NotADirectoryError) as error:
         raise RefusedArchive("a file in it is a directory, too") from error
     except (
@@ -164,6 +162,7 @@ class ArchiveRemote(Remote):
         self._options = options
         self._cache = cache_of(options.cache, options.cache_bytes)
         self._tree = HeldTree(self.address, self._cache, self._divided)
+        self._files = FileDownloads(self._cache, self.counts, self._tree.stopped)
         self._refused = ("", "")  # the state of an archive that is refused, and why
 
     def models(self) -> Mapping[str, ModelState]:
@@ -208,10 +207,12 @@ class ArchiveRemote(Remote):
         """Download the archive, and unpack it."""
         log.info("bringing %s: %d bytes", self.address, found.size)
         key = key_of(self.address, found.state, "archive")
-        stopped = self._tree.stopped
-        with self._cache.partial(key, found.size, stopped) as draft:
-            parts = [partial(self._part, found, draft, *each) for each in draft.missing()]
-            run_all(parts, stopped)
+        download = Download(self._name, found.size)
+
+        def read(start: int, stop: int) -> bytes:
+            return self._files.part(self.address, partial(self._read, found), start, stop, download)
+
+        with self._files.large(key, found.size, self.address, read, download) as draft:
             if self._found() != found:
                 self._cache.give_up(key)
                 raise LoadFailed(f"{self.address} has changed while it was fetched")
@@ -227,18 +228,13 @@ class ArchiveRemote(Remote):
             finally:
                 self._cache.give_up(key)
 
-    def _part(self, found: FoundArchive, draft: PartialFile, start: int, stop: int) -> None:
+    def _read(self, found: FoundArchive, start: int, stop: int) -> bytes:
+        """Bytes of the archive itself."""
         given: dict[str, Any] = {"range": (start, stop)} if found.size > PART else {}
         if found.tag and not found.tag.startswith("W/"):  # such are never the same
             given["if_match"] = found.tag
         with library_errors(self.address):
-            content = bytes(self._library.get(self._store, self._name, options=given).bytes())
-        if len(content) != stop - start:
-            raise LoadFailed(
-                f"{self.address}: {len(content)} bytes came in place of {stop - start}"
-            )
-        draft.write(start, content)
-        self.counts.read_bytes += len(content)
+            return bytes(self._library.get(self._store, self._name, options=given).bytes())
 
     def _divided(self, root: Path, files: Mapping[str, RemoteFile]) -> Mapping[str, HeldModel]:
         """The models in a tree, by name: the tree itself, or the directories at its top.

@@ -29,13 +29,13 @@ from headrace.plugins.stores.remote import (
     Remote,
     RemoteContents,
     RemoteFile,
-    RemoteStore,
     changing,
     needed,
     not_there,
     pauses,
     unreached,
 )
+from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.model_files import parse_manifest
 from headrace.repository.store import Store, StoreOptions
 

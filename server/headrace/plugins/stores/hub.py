@@ -19,7 +19,6 @@ from headrace.plugins.stores.remote import (
     Remote,
     RemoteContents,
     RemoteFile,
-    RemoteStore,
     Unreached,
     changing,
     client_errors,
@@ -28,6 +27,7 @@ from headrace.plugins.stores.remote import (
     state_of,
     with_digests,
 )
+from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.layout import MODEL_SUFFIXES
 from headrace.repository.model_files import MANIFEST
 from headrace.repository.store import Store, StoreOptions

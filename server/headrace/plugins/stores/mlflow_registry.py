@@ -20,20 +20,20 @@ from urllib.parse import unquote
 
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.cache import StoreCache, cache_of
+from headrace.plugins.stores.download import StoreCounts
 from headrace.plugins.stores.held_tree import HeldModel, HeldTree
 from headrace.plugins.stores.remote import (
     ModelState,
     Remote,
     RemoteContents,
     RemoteFile,
-    RemoteStore,
-    StoreCounts,
     Unreached,
     client_errors,
     needed,
     not_there,
     root_url,
 )
+from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.store import Store, StoreOptions
 
 log = logging.getLogger(__name__)

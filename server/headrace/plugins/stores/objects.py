@@ -27,7 +27,6 @@ from headrace.plugins.stores.remote import (
     Remote,
     RemoteContents,
     RemoteFile,
-    RemoteStore,
     first_line,
     needed,
     not_there,
@@ -35,6 +34,7 @@ from headrace.plugins.stores.remote import (
     unreached,
     with_digests,
 )
+from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.model_files import MANIFEST, parse_manifest
 from headrace.repository.store import Store, StoreOptions
 

@@ -28,11 +28,11 @@ from headrace.plugins.stores.remote import (
     Remote,
     RemoteContents,
     RemoteFile,
-    RemoteStore,
     root_url,
     run_all,
     with_digests,
 )
+from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.model_files import MANIFEST, digest_of, parse_manifest
 from headrace.repository.store import Store, StoreOptions
 

@@ -20,11 +20,11 @@ from headrace.plugins.stores.remote import (
     Remote,
     RemoteContents,
     RemoteFile,
-    RemoteStore,
     changing,
     not_there,
     unreached,
 )
+from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.model_files import INDEX, MANIFEST, digest_of, parse_manifest
 from headrace.repository.store import Store, StoreOptions
 
