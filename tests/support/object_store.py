@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from headrace.cli.program import main
-from headrace.plugins.stores.cache import PART
+from headrace.plugins.stores.contents import PART
 from tests.models.onnx_graphs import identity, write_model
 from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, clean_server

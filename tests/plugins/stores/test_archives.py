@@ -14,7 +14,7 @@ import pytest
 
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.archives import unpack
-from headrace.plugins.stores.cache import PART
+from headrace.plugins.stores.contents import PART
 from headrace.plugins.stores.remote import Unreached
 from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.model_files import MANIFEST, write_manifest

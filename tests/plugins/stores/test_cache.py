@@ -7,7 +7,8 @@ from threading import Event
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.cache import CachedContent, StoreCache, cache_of, key_of
+from headrace.plugins.stores.cache import StoreCache, cache_of, key_of
+from headrace.plugins.stores.contents import CachedContent
 from headrace.repository.model_files import digest_of
 from headrace.repository.store import Lease
 
@@ -20,8 +21,10 @@ def make(cache: StoreCache, name: str, **files: bytes) -> str:
     key = key_of(name)
     with cache.making(key, KEEP_GOING) as wanted:
         assert wanted
-        found = {path: CachedContent(cache.put(data), len(data)) for path, data in files.items()}
-        assert cache.make(key, found, b"{}", name)
+        found = {
+            path: CachedContent(cache.contents.put(data), len(data)) for path, data in files.items()
+        }
+        cache.make(key, found, b"{}", name)
     return key
 
 
@@ -41,7 +44,7 @@ def test_a_tree_is_used_by_many(tmp_path: Path) -> None:
     assert (first.path / "a").read_bytes() == b"one"
     with cache.making(key, KEEP_GOING) as wanted:
         assert not wanted
-    assert cache.nbytes == cache.known_bytes == 6
+    assert cache.contents.nbytes == cache.contents.known_bytes == 6
 
 
 def test_the_least_recently_used_goes_unless_it_is_in_use(tmp_path: Path) -> None:
@@ -54,12 +57,12 @@ def test_the_least_recently_used_goes_unless_it_is_in_use(tmp_path: Path) -> Non
         os.utime(tmp_path / "trees" / f"{key}.json", (1_000 - age, 1_000 - age))
     cache.make_room()
     assert [cache.use(key, ORIGIN) is not None for key in keys] == [True, False, True]
-    assert cache.nbytes == 200
+    assert cache.contents.nbytes == 200
     cache.make_room(200)
     assert [cache.use(key, ORIGIN) is not None for key in keys] == [True, False, False]
     held.release()
     cache.make_room(200)
-    assert cache.nbytes == 0
+    assert cache.contents.nbytes == 0
     assert not list((tmp_path / "trees").iterdir())
 
 
@@ -67,18 +70,18 @@ def test_no_room_is_made_while_another_tree_is_made(tmp_path: Path) -> None:
     cache = StoreCache(tmp_path, 10)
     key = make(cache, "old", a=b"x" * 100)
     with cache.making(key_of("new"), KEEP_GOING):
-        cache.put(b"y" * 100)
+        cache.contents.put(b"y" * 100)
         cache.make_room()
         assert use(cache, key).path.is_dir()
-        assert cache.nbytes == 200
+        assert cache.contents.nbytes == 200
     cache.make_room()
-    assert cache.nbytes == 0
+    assert cache.contents.nbytes == 0
 
 
 def test_content_of_two_trees_stays_for_the_other(tmp_path: Path) -> None:
     cache = StoreCache(tmp_path, 150)
     first, second = make(cache, "one", a=b"x" * 100), make(cache, "two", a=b"x" * 100)
-    assert cache.nbytes == 100
+    assert cache.contents.nbytes == 100
     held = use(cache, second)
     cache.make_room(100)
     assert cache.use(first, ORIGIN) is None
@@ -105,27 +108,10 @@ def test_a_damaged_tree_is_made_anew(damage: str, tmp_path: Path) -> None:
 
 def test_a_missing_object_is_noticed(tmp_path: Path) -> None:
     cache = StoreCache(tmp_path)
-    with cache.making("k", KEEP_GOING):
-        assert not cache.make("k", {"a": CachedContent("sha256:" + "0" * 64, 3)}, b"{}", "m")
+    lost = {"a": CachedContent("sha256:" + "0" * 64, 3)}
+    with cache.making("k", KEEP_GOING), pytest.raises(LoadFailed, match="has lost files of m"):
+        cache.make("k", lost, b"{}", "m")
     assert cache.use("k", ORIGIN) is None
-
-
-def test_a_file_under_way_is_continued(tmp_path: Path) -> None:
-    cache = StoreCache(tmp_path)
-    size = (8 << 20) + 3
-    with cache.making("k", KEEP_GOING):
-        with cache.partial("p", size, KEEP_GOING) as draft:
-            assert draft.missing() == [(0, 8 << 20), (8 << 20, size)]
-            draft.write(8 << 20, b"end")
-        with cache.partial("p", size, KEEP_GOING) as draft:
-            assert draft.missing() == [(0, 8 << 20)]
-            draft.write(0, bytes(8 << 20))
-            digest = draft.digest()
-            cache.finish("p", size, digest)
-        assert cache.has(CachedContent(digest, size))
-        with cache.partial("q", 3, KEEP_GOING) as draft:
-            cache.give_up("q")
-    assert not list((tmp_path / "partial").iterdir())
 
 
 def test_waiting_ends_with_the_server(tmp_path: Path) -> None:
@@ -210,11 +196,11 @@ def test_room_is_made_before_files_come_together(tmp_path: Path) -> None:
     left: list[int] = []
 
     def fill(directory: Path) -> None:
-        left.append(cache.nbytes)
+        left.append(cache.contents.nbytes)
         (directory / "a").write_bytes(b"c" * 100)
 
     cache.bring("key", "m", 100, fill, Event())
     assert left == [100], "old has gone, which nobody has loaded"
     assert held.path.is_dir()
     cache.bring("key", "m", 100, fill, Event())
-    assert cache.nbytes == 200
+    assert cache.contents.nbytes == 200

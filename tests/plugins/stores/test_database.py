@@ -10,7 +10,7 @@ from threading import Barrier, Event, Thread
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.cache import PART
+from headrace.plugins.stores.contents import PART
 from headrace.plugins.stores.database import DatabaseRemote
 from headrace.plugins.stores.remote import Unreached
 from headrace.repository.catalogue import open_store

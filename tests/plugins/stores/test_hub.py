@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.cache import PART
+from headrace.plugins.stores.contents import PART
 from headrace.plugins.stores.hub import HubRemote, served_files
 from headrace.plugins.stores.remote import Unreached
 from tests.models.onnx_graphs import constant

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.cache import PART
+from headrace.plugins.stores.contents import PART
 from headrace.plugins.stores.objects import (
     ObjectPlace,
     ObjectRemote,

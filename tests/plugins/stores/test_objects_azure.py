@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.cache import PART
+from headrace.plugins.stores.contents import PART
 from headrace.plugins.stores.objects import ObjectRemote
 from headrace.plugins.stores.remote import Unreached
 from headrace.repository.model_files import MANIFEST, manifest_of

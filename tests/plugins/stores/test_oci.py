@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.cache import PART
+from headrace.plugins.stores.contents import PART
 from headrace.plugins.stores.oci import (
     ARTEFACT_TYPE,
     TITLE,

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores import remote as remote_module
-from headrace.plugins.stores.cache import PART
+from headrace.plugins.stores.contents import PART
 from headrace.plugins.stores.remote import (
     ModelState,
     Remote,
@@ -319,11 +319,11 @@ def test_room_is_made_before_a_model_is_brought(tmp_path: Path) -> None:
     held = store.materialise("a", store.token("a"))
     store.materialise("b", store.token("b")).release()
     most: list[int] = []
-    memory.on_read = lambda path, start: most.append(store.cache.nbytes)
+    memory.on_read = lambda path, start: most.append(store.cache.contents.nbytes)
     store.materialise("c", store.token("c")).release()
     assert most == [600], "b has gone, which nobody has loaded"
     assert (held.path / "x").read_bytes() == b"a" * 600
-    assert store.cache.nbytes == 1200
+    assert store.cache.contents.nbytes == 1200
 
 
 def test_two_servers_share_one_download(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cli.program import main
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.cache import PART
+from headrace.plugins.stores.contents import PART
 from headrace.plugins.stores.remote import Unreached
 from headrace.plugins.stores.web import IndexedModel, WebRemote, parse_index
 from headrace.repository.catalogue import open_store

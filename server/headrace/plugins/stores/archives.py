@@ -22,7 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.cache import PART, cache_of, key_of
+from headrace.plugins.stores.cache import cache_of, key_of
+from headrace.plugins.stores.contents import PART
 from headrace.plugins.stores.download import FileDownloads, StoreCounts
 from headrace.plugins.stores.held_tree import HeldModel, HeldTree
 from headrace.plugins.stores.objects import library, library_errors, opened_site
@@ -160,9 +161,9 @@ class ArchiveRemote(Remote):
         self._name = self.address.rpartition("/")[2]
         self._library = library()
         self._options = options
-        self._cache = cache_of(options.cache, options.cache_bytes)
-        self._tree = HeldTree(self.address, self._cache, self._divided)
-        self._files = FileDownloads(self._cache, self.counts, self._tree.stopped)
+        cache = cache_of(options.cache, options.cache_bytes)
+        self._tree = HeldTree(self.address, cache, self._divided)
+        self._files = FileDownloads(cache.contents, self.counts, self._tree.stopped)
         self._refused = ("", "")  # the state of an archive that is refused, and why
 
     def models(self) -> Mapping[str, ModelState]:
@@ -214,7 +215,7 @@ class ArchiveRemote(Remote):
 
         with self._files.large(key, found.size, self.address, read, download) as draft:
             if self._found() != found:
-                self._cache.give_up(key)
+                draft.give_up()
                 raise LoadFailed(f"{self.address} has changed while it was fetched")
             limits = self._options
             most = max(limits.archive_bytes, limits.archive_ratio * found.size)
@@ -226,7 +227,7 @@ class ArchiveRemote(Remote):
                 self._refused = found.state, f"{self.address} cannot be used: {error}"
                 raise Unreached(self._refused[1]) from error
             finally:
-                self._cache.give_up(key)
+                draft.give_up()
 
     def _read(self, found: FoundArchive, start: int, stop: int) -> bytes:
         """Bytes of the archive itself."""

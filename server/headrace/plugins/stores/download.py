@@ -23,7 +23,8 @@ from time import monotonic
 from typing import TypeAlias
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.stores.cache import PART, CachedContent, PartialFile, StoreCache, key_of
+from headrace.plugins.stores.cache import StoreCache, key_of
+from headrace.plugins.stores.contents import PART, CachedContent, CachedContents, PartialFile
 from headrace.plugins.stores.remote import (
     Remote,
     RemoteFile,
@@ -59,8 +60,8 @@ class StoreCounts:
 class FileDownloads:
     """Downloads of files in parts, each of which is tried several times, and counted."""
 
-    def __init__(self, cache: StoreCache, counts: StoreCounts, stopped: Event) -> None:
-        self._cache, self._counts, self._stopped = cache, counts, stopped
+    def __init__(self, contents: CachedContents, counts: StoreCounts, stopped: Event) -> None:
+        self._contents, self._counts, self._stopped = contents, counts, stopped
 
     def part(self, what: str, read: Read, start: int, stop: int, download: Download) -> bytes:
         """A part of the file that messages call `what`; raises `LoadFailed`."""
@@ -88,7 +89,7 @@ class FileDownloads:
         The cache has it under this key, until it is finished or given up. `read` calls `part`, the
         log calls the file `what`.
         """
-        with self._cache.partial(key, size, self._stopped) as draft:
+        with self._contents.partial(key, size, self._stopped) as draft:
             missing = draft.missing()
             here = size - sum(stop - start for start, stop in missing)
             with self._counts.guard:
@@ -111,7 +112,8 @@ class ModelDownloads:
     ) -> None:
         self._remote, self._cache, self._counts, self._stopped = remote, cache, counts, stopped
         self._address = remote.address
-        self._files = FileDownloads(cache, counts, stopped)
+        self._contents = cache.contents
+        self._files = FileDownloads(cache.contents, counts, stopped)
         self._under_way: dict[Download, None] = {}  # in their order
 
     @property
@@ -132,13 +134,13 @@ class ModelDownloads:
                 raise LoadFailed(f"{where}: {path!r} is no path within its directory")
         known = {
             path: CachedContent(
-                file.digest or self._cache.digest(self._key(name, path, file)), file.size
+                file.digest or self._contents.digest(self._key(name, path, file)), file.size
             )
             for path, file in files.items()
         }
         missing = {
             path: file for path, file in files.items()
-            if not (known[path].digest and self._cache.has(known[path]))
+            if not (known[path].digest and self._contents.has(known[path]))
         }  # fmt: skip
         nbytes = sum(file.size for file in missing.values())
         log.info(
@@ -149,7 +151,7 @@ class ModelDownloads:
             for path, digest in self._fetch(name, missing, download).items():
                 known[path] = CachedContent(digest, files[path].size)
                 if not files[path].digest:
-                    self._cache.keep_digest(self._key(name, path, files[path]), digest)
+                    self._contents.keep_digest(self._key(name, path, files[path]), digest)
         if not contents.manifest:
             if contents.fresh and self._stopped.wait(_SETTLING_SECS):
                 raise LoadFailed(f"{self._address}: the server is shutting down")
@@ -159,8 +161,7 @@ class ModelDownloads:
         if wrong:
             raise LoadFailed(f"{where}: {wrong[0]} does not have its digest")
         manifest = contents.manifest or new_manifest({p: c.digest for p, c in known.items()})
-        if not self._cache.make(key, known, manifest, f"{name} of {self._address}"):
-            raise LoadFailed(f"the cache of stores {self._cache.root} has lost files of {name}")
+        self._cache.make(key, known, manifest, f"{name} of {self._address}")
         with self._counts.guard:
             self._counts.brought += 1
         log.info("brought %s in %.2f s", name, monotonic() - begun, extra={"model": name})
@@ -190,7 +191,7 @@ class ModelDownloads:
         found: dict[str, str] = {}
 
         def small(path: str, file: RemoteFile) -> None:
-            found[path] = self._cache.put(self._part(name, path, file, 0, file.size, download))
+            found[path] = self._contents.put(self._part(name, path, file, 0, file.size, download))
             self._compare(name, path, file, found[path])
 
         jobs = [partial(small, *each) for each in files.items() if each[1].size <= PART]
@@ -211,9 +212,9 @@ class ModelDownloads:
             try:
                 self._compare(name, path, file, digest)
             except LoadFailed:
-                self._cache.give_up(key)
+                draft.give_up()
                 raise
-            self._cache.finish(key, file.size, digest)
+            draft.finish(digest)
         return digest
 
     def _part(

@@ -277,7 +277,7 @@ _FAMILIES: Sequence[Family[RemoteStore]] = (
         "Times that the store could not be asked, or a model not be brought",
     ),
     Family(
-        "headrace_store_cache_bytes", "gauge", lambda store: store.cache.known_bytes,
+        "headrace_store_cache_bytes", "gauge", lambda store: store.cache.contents.known_bytes,
         "Bytes of all models in the cache that the store uses",
     ),
 )  # fmt: skip
