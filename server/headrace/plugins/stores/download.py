@@ -100,7 +100,7 @@ class FileDownloads:
             def fetch(start: int, stop: int) -> None:
                 draft.write(start, read(start, stop))
 
-            run_all([partial(fetch, *each) for each in missing], self._stopped)
+            run_all(fetch, missing, self._stopped)
             yield draft
 
 
@@ -181,7 +181,7 @@ class ModelDownloads:
             if f"sha256:{digest.hexdigest()}" != file.digest:
                 found[path] = f"{path} does not hold what it is to hold"
 
-        run_all([partial(check, *each) for each in contents.files.items()], self._stopped)
+        run_all(check, contents.files.items(), self._stopped)
         return [found[path] for path in sorted(found)]
 
     def _fetch(
@@ -194,8 +194,7 @@ class ModelDownloads:
             found[path] = self._contents.put(self._part(name, path, file, 0, file.size, download))
             self._compare(name, path, file, found[path])
 
-        jobs = [partial(small, *each) for each in files.items() if each[1].size <= PART]
-        run_all(jobs, self._stopped)
+        run_all(small, (one for one in files.items() if one[1].size <= PART), self._stopped)
         for path, file in files.items():
             if file.size > PART:
                 found[path] = self._fetch_large(name, path, file, download)

@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -132,7 +131,7 @@ class OciRemote(Remote):
                 known = digest, ModelState(digest, size)
             found[name] = known
 
-        run_all([partial(look, *each) for each in names.items()], self._stopped)
+        run_all(look, names.items(), self._stopped)
         self._known = found
         return {name: state for name, (_, state) in found.items()}
 
@@ -160,15 +159,15 @@ class OciRemote(Remote):
         sizes = {path: (directory / path).stat().st_size for path in digests if path != MANIFEST}
         sizes[MANIFEST] = len(manifest)
 
-        def push(path: str) -> None:
+        def push(digest: str, path: str) -> None:
             with (
                 io.BytesIO(manifest) if path == MANIFEST else (directory / path).open("rb") as file
             ):
-                self._registry.push(digests[path], sizes[path], file)
+                self._registry.push(digest, sizes[path], file)
 
         self._registry.push(digest_of(_NOTHING), len(_NOTHING), io.BytesIO(_NOTHING))
         once = {digest: path for path, digest in digests.items()}
-        run_all([partial(push, path) for path in once.values()], self._stopped)
+        run_all(push, once.items(), self._stopped)
         layers = [
             _descriptor("application/octet-stream", digests[path], sizes[path]) | {
                 "annotations": {TITLE: path}

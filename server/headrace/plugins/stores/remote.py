@@ -3,17 +3,20 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path, PurePosixPath
 from threading import Event, Thread
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from headrace.core.errors import LoadFailed
 from headrace.placement.child_process import Backoff
 from headrace.repository.model_files import MANIFEST, new_manifest, parse_manifest
+
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 # Hosts that are asked without TLS if an address does not say how.
 _LOOPBACK = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
@@ -179,23 +182,29 @@ def is_inside(path: str) -> bool:
     return plain and ".." not in parts and parts[0] != "/"
 
 
-def run_all(jobs: Sequence[Callable[[], None]], stopped: Event) -> None:
-    """Run jobs on threads that no exit waits for; raises the first error, after all have ended."""
-    if len(jobs) == 1:
-        jobs[0]()
+def run_all(
+    job: Callable[[First, Second], None], arguments: Iterable[tuple[First, Second]], stopped: Event
+) -> None:
+    """Run a job with each of some pairs of arguments, on threads that no exit waits for.
+
+    Raises the first error, after all have ended.
+    """
+    given = list(arguments)
+    if len(given) == 1:
+        job(*given[0])
         return
     errors: list[BaseException] = []
     numbers = count()
 
     def work() -> None:
-        while not (errors or stopped.is_set()) and (number := next(numbers)) < len(jobs):
+        while not (errors or stopped.is_set()) and (number := next(numbers)) < len(given):
             try:
-                jobs[number]()
+                job(*given[number])
             except BaseException as error:
                 errors.append(error)
 
     threads = [
-        Thread(target=work, name="store", daemon=True) for _ in range(min(_AT_ONCE, len(jobs)))
+        Thread(target=work, name="store", daemon=True) for _ in range(min(_AT_ONCE, len(given)))
     ]
     for thread in threads:
         thread.start()
