@@ -17,7 +17,6 @@ from headrace.plugins.stores.remote import (
     RemoteFile,
     Unreached,
     state_of,
-    with_digests,
 )
 from headrace.plugins.stores.remote_store import (
     Attempts,
@@ -60,7 +59,7 @@ class Memory(Remote):
         self._reach()
         files = self._files(name)
         if MANIFEST in files:
-            return with_digests(self, name, files)
+            return self.with_manifest(name, files)
         return RemoteContents(state_of(files), files)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:

@@ -34,10 +34,8 @@ from headrace.plugins.stores.remote import (
     RemoteFile,
     Unreached,
     is_inside,
-    not_there,
     state_of,
     unreached,
-    with_digests,
 )
 from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.layout import model_directories
@@ -162,7 +160,7 @@ class ArchiveRemote(Remote):
         self._library = library()
         self._options = options
         cache = cache_of(options.cache, options.cache_bytes)
-        self._tree = HeldTree(self.address, cache, self._divided)
+        self._tree = HeldTree(self, cache, self._divided)
         self._files = FileDownloads(cache.contents, self.counts, self._tree.stopped)
         self._refused = ("", "")  # the state of an archive that is refused, and why
 
@@ -174,10 +172,10 @@ class ArchiveRemote(Remote):
         """Implements `Remote.contents`."""
         models = self._current()
         if name not in models:
-            raise not_there(self.address, name)
+            raise self.not_there(name)
         files = models[name].files
         if MANIFEST in files:
-            return with_digests(self, name, files)
+            return self.with_manifest(name, files)
         return RemoteContents.by_digests(state_of(files), files)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:

@@ -29,9 +29,7 @@ from headrace.plugins.stores.remote import (
     Remote,
     RemoteContents,
     RemoteFile,
-    changing,
     needed,
-    not_there,
     pauses,
     unreached,
 )
@@ -131,12 +129,12 @@ class DatabaseRemote(Remote):
                 sql.select(models.c.state, models.c.manifest).where(own)
             ).first()
             if row is None:
-                raise not_there(self.address, name)
+                raise self.not_there(name)
             wanted = sql.select(files.c.path, files.c.size, files.c.digest)
             found = connection.execute(wanted.where(files.c.model == name)).all()
         listed = {path: RemoteFile(size, digest, digest) for path, size, digest in found}
         if {path: file.digest for path, file in listed.items()} != parse_manifest(row.manifest):
-            raise changing(self.address, name)
+            raise self.changing(name)
         return RemoteContents(row.state, listed, row.manifest)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:

@@ -29,7 +29,6 @@ from headrace.plugins.stores.remote import (
     Remote,
     RemoteFile,
     Unreached,
-    changing,
     is_inside,
     pauses,
     run_all,
@@ -126,7 +125,7 @@ class ModelDownloads:
         begun, where = monotonic(), f"{self._address}: {name}"
         contents = self._remote.contents(name)
         if contents.state != state:
-            raise changing(self._address, name)
+            raise self._remote.changing(name)
         digests = parse_manifest(contents.manifest) if contents.manifest else {}
         files = {path: file for path, file in contents.files.items() if path != MANIFEST}
         for path in files:
@@ -156,7 +155,7 @@ class ModelDownloads:
             if contents.fresh and self._stopped.wait(_SETTLING_SECS):
                 raise LoadFailed(f"{self._address}: the server is shutting down")
             if self._remote.contents(name).state != state:
-                raise changing(self._address, name)
+                raise self._remote.changing(name)
         wrong = [path for path, digest in digests.items() if known[path].digest != digest]
         if wrong:
             raise LoadFailed(f"{where}: {wrong[0]} does not have its digest")

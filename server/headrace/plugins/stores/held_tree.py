@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.cache import StoreCache, key_of
-from headrace.plugins.stores.remote import RemoteFile, changing
+from headrace.plugins.stores.remote import Remote, RemoteFile
 from headrace.repository.store import Lease
 
 
@@ -35,9 +35,9 @@ class _TreeInUse(NamedTuple):
 class HeldTree:
     """The tree of a store's last state. Methods are called on any threads."""
 
-    def __init__(self, address: str, cache: StoreCache, divide: Divide) -> None:
+    def __init__(self, remote: Remote, cache: StoreCache, divide: Divide) -> None:
         self.stopped = Event()
-        self._address, self._cache, self._divide = address, cache, divide
+        self._remote, self._cache, self._divide = remote, cache, divide
         self._held: _TreeInUse | None = None
 
     def models(
@@ -48,8 +48,9 @@ class HeldTree:
         They are about `nbytes`. Raises `LoadFailed`.
         """
         if self._held is None or self._held.state != state:
-            key = key_of(self._address, state)
-            lease, found = self._cache.bring(key, self._address, nbytes, fill, self.stopped)
+            address = self._remote.address
+            key = key_of(address, state)
+            lease, found = self._cache.bring(key, address, nbytes, fill, self.stopped)
             files = {
                 path: RemoteFile(size, digest, digest) for path, (digest, size) in found.items()
             }
@@ -60,7 +61,7 @@ class HeldTree:
         """A part of a file, for contents that the cache has lost since; raises `LoadFailed`."""
         held = self._held
         if held is None or name not in held.models:
-            raise changing(self._address, name)
+            raise self._remote.changing(name)
         file = held.models[name].directory / path
         try:
             with file.open("rb") as opened:

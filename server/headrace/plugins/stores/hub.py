@@ -20,12 +20,9 @@ from headrace.plugins.stores.remote import (
     RemoteContents,
     RemoteFile,
     Unreached,
-    changing,
     client_errors,
     needed,
-    not_there,
     state_of,
-    with_digests,
 )
 from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.layout import MODEL_SUFFIXES
@@ -96,17 +93,17 @@ class HubRemote(Remote):
     def contents(self, name: str) -> RemoteContents:
         """Implements `Remote.contents`."""
         if name != self._name:
-            raise not_there(self.address, name)
+            raise self.not_there(name)
         files = self._files()
         if MANIFEST in files:
-            return with_digests(self, name, files)
+            return self.with_manifest(name, files)
         return RemoteContents(state_of(files), files)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
         """Implements `Remote.read`."""
         url = self._urls.get((path, file.tag))
         if url is None:
-            raise changing(self.address, name)
+            raise self.changing(name)
         utils = self._library.utils
         headers = {**utils.build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
         with client_errors(self.address):

@@ -30,7 +30,6 @@ from headrace.plugins.stores.remote import (
     Unreached,
     client_errors,
     needed,
-    not_there,
     root_url,
 )
 from headrace.plugins.stores.remote_store import RemoteStore
@@ -85,9 +84,7 @@ class MlflowRemote(Remote):
         self._client: Any = MlflowClient(self._url)
         self._artifacts: Any = artifacts
         self._listed: tuple[str, RegisteredVersion] | None = None
-        self._tree = HeldTree(
-            self.address, cache, lambda root, files: {self._name: HeldModel(root, files)}
-        )
+        self._tree = HeldTree(self, cache, lambda root, files: {self._name: HeldModel(root, files)})
 
     def models(self) -> Mapping[str, ModelState]:
         """Implements `Remote.models`."""
@@ -97,7 +94,7 @@ class MlflowRemote(Remote):
     def contents(self, name: str) -> RemoteContents:
         """Implements `Remote.contents`; downloads a version that is not in the cache."""
         if name != self._name:
-            raise not_there(self.address, name)
+            raise self.not_there(name)
         found = self._registered()
         nbytes = sum(found.sizes.values())
         models = self._tree.models(found.state, nbytes, partial(self._fill, found))

@@ -29,10 +29,8 @@ from headrace.plugins.stores.remote import (
     RemoteFile,
     first_line,
     needed,
-    not_there,
     state_of,
     unreached,
-    with_digests,
 )
 from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.model_files import MANIFEST, parse_manifest
@@ -245,9 +243,9 @@ class ObjectRemote(Remote):
             files[path] = file
             last = max(last, changed)
         if not files:
-            raise not_there(self.address, name)
+            raise self.not_there(name)
         if MANIFEST in files:
-            return with_digests(self, name, files)
+            return self.with_manifest(name, files)
         files = _without_marks(files)
         fresh = abs(datetime.now(UTC).timestamp() - last) < _FRESH_SECS
         return RemoteContents(state_of(files), files, fresh=fresh)

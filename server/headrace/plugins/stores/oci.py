@@ -29,7 +29,6 @@ from headrace.plugins.stores.remote import (
     RemoteFile,
     root_url,
     run_all,
-    with_digests,
 )
 from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.model_files import MANIFEST, digest_of, parse_manifest
@@ -144,7 +143,7 @@ class OciRemote(Remote):
             raise LoadFailed(f"{self.address}: {name}: {error}") from error
         if MANIFEST not in files:
             return RemoteContents.by_digests(digest, files)
-        return replace(with_digests(self, name, files), state=digest)
+        return replace(self.with_manifest(name, files), state=digest)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
         """Implements `Remote.read`."""

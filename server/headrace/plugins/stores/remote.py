@@ -100,6 +100,27 @@ class Remote:
     def close(self) -> None:
         """End threads and connections, as `Store.close`."""
 
+    def with_manifest(self, name: str, files: Mapping[str, RemoteFile]) -> RemoteContents:
+        """The contents of a model among whose files is a manifest, which is read.
+
+        Raises `LoadFailed` if a file of it is missing.
+        """
+        manifest = self.read(name, MANIFEST, files[MANIFEST], 0, files[MANIFEST].size)
+        listed: dict[str, RemoteFile] = {}
+        for path, digest in parse_manifest(manifest).items():
+            if path not in files:
+                raise LoadFailed(f"{self.address}: {name}: {path} of its manifest is not there")
+            listed[path] = files[path]._replace(digest=digest)
+        return RemoteContents(state_of(files), listed, manifest)
+
+    def not_there(self, name: str) -> LoadFailed:
+        """The error for a model that the place does not have."""
+        return LoadFailed(f"{self.address}: {name} is not there")
+
+    def changing(self, name: str) -> LoadFailed:
+        """The error for a model in another state than expected."""
+        return LoadFailed(f"{self.address}: {name} is being changed; it is brought once it rests")
+
 
 def pauses() -> Backoff:
     """Growing pauses between attempts that fail."""
@@ -110,35 +131,11 @@ class Unreached(LoadFailed):
     """A store that cannot be asked, whatever the question."""
 
 
-def not_there(address: str, name: str) -> LoadFailed:
-    """The error for a model that the store does not have."""
-    return LoadFailed(f"{address}: {name} is not there")
-
-
-def changing(address: str, name: str) -> LoadFailed:
-    """The error for a model in another state than expected."""
-    return LoadFailed(f"{address}: {name} is being changed; it is brought once it rests")
-
-
 def state_of(files: Mapping[str, RemoteFile]) -> str:
     """The state of a model by its files: by its manifest alone, if it has one."""
     if MANIFEST in files:
         files = {MANIFEST: files[MANIFEST]}
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()[:32]
-
-
-def with_digests(remote: Remote, name: str, files: Mapping[str, RemoteFile]) -> RemoteContents:
-    """The contents of a model whose files have a manifest, which is read.
-
-    Raises `LoadFailed` if a file of it is missing.
-    """
-    manifest = remote.read(name, MANIFEST, files[MANIFEST], 0, files[MANIFEST].size)
-    listed: dict[str, RemoteFile] = {}
-    for path, digest in parse_manifest(manifest).items():
-        if path not in files:
-            raise LoadFailed(f"{remote.address}: {name}: {path} of its manifest is not there")
-        listed[path] = files[path]._replace(digest=digest)
-    return RemoteContents(state_of(files), listed, manifest)
 
 
 def unreached(address: str, why: object) -> Unreached:

@@ -20,8 +20,6 @@ from headrace.plugins.stores.remote import (
     Remote,
     RemoteContents,
     RemoteFile,
-    changing,
-    not_there,
     unreached,
 )
 from headrace.plugins.stores.remote_store import RemoteStore
@@ -73,12 +71,12 @@ class WebRemote(Remote):
         """Implements `Remote.contents`."""
         told = self._index().get(name)
         if told is None:
-            raise not_there(self.address, name)
+            raise self.not_there(name)
         with library_errors(self.address):
             manifest = bytes(self._library.get(self._store, f"{name}/{MANIFEST}").bytes())
         digests = parse_manifest(manifest)
         if digest_of(manifest) != told.manifest or digests.keys() != told.sizes.keys():
-            raise changing(self.address, name)
+            raise self.changing(name)
         files = {path: RemoteFile(told.sizes[path], own, own) for path, own in digests.items()}
         return RemoteContents(told.manifest, files, manifest)
 
