@@ -72,28 +72,24 @@ def read_address(address: str) -> ArtefactPlace:
 
 def parse_artefact(text: bytes) -> dict[str, RemoteFile]:
     """The files of an artefact; raises `LoadFailed`."""
+    files: dict[str, RemoteFile] = {}
     try:
         document = json.loads(text)
         if "manifests" in document:
             raise LoadFailed("it is an index of several, expected one artefact with files")
-        layers = [
-            (str(layer.get("annotations", {}).get(TITLE, "")), layer.get("annotations", {}),
-             str(layer["digest"]), int(layer["size"]))
-            for layer in document["layers"]
-        ]  # fmt: skip
+        for layer in document["layers"]:
+            notes, digest, size = layer.get("annotations", {}), str(layer["digest"]), layer["size"]
+            if not (title := str(notes.get(TITLE, ""))):
+                continue
+            if notes.get(_PACKED) == "true":
+                raise LoadFailed(f"{title} is a packed directory: push its files instead")
+            if not re.fullmatch("sha256:[0-9a-f]{64}", digest) or int(size) < 0:
+                raise LoadFailed(f"{title} has the digest {digest[:80]}, expected sha256")
+            if title in files:
+                raise LoadFailed(f"{title} is there twice")
+            files[title] = RemoteFile(int(size), digest, digest)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise LoadFailed("it is no artefact: its manifest has no form") from None
-    files: dict[str, RemoteFile] = {}
-    for title, notes, digest, size in layers:
-        if not title:
-            continue
-        if notes.get(_PACKED) == "true":
-            raise LoadFailed(f"{title} is a packed directory: push its files instead")
-        if not re.fullmatch("sha256:[0-9a-f]{64}", digest) or size < 0:
-            raise LoadFailed(f"{title} has the digest {digest[:80]}, expected sha256")
-        if title in files:
-            raise LoadFailed(f"{title} is there twice")
-        files[title] = RemoteFile(size, digest, digest)
     if not files:
         raise LoadFailed(f"none of its layers is a file: none has a title ({TITLE})")
     return files

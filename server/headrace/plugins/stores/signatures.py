@@ -29,8 +29,6 @@ def signed(manifest: bytes, key: Path) -> bytes:
 
     Raises `LoadFailed`.
     """
-    from cryptography.exceptions import InvalidSignature
-
     ed25519, serialization = _library()
     try:
         private = serialization.load_pem_private_key(key.read_bytes(), None)
@@ -40,20 +38,13 @@ def signed(manifest: bytes, key: Path) -> bytes:
         raise LoadFailed(f"{key}: expected a private key in PEM without a password") from error
     if not isinstance(private, ed25519.Ed25519PrivateKey):
         raise LoadFailed(f"{key}: expected a key of Ed25519")
-    files = parse_manifest(manifest)
+    files, found = parse_manifest(manifest), _signatures(manifest)
     public = private.public_key()
-    try:
-        public.verify(_signatures(manifest).get(_id_of(public), b""), _text(files))
-    except InvalidSignature:
-        pass
-    else:
+    if _verifies(public, found.get(_id_of(public), b""), files):
         return manifest
-    kept = {
-        name: base64.b64encode(signature).decode()
-        for name, signature in _signatures(manifest).items()
-    }
-    kept[_id_of(public)] = base64.b64encode(private.sign(_text(files))).decode()
-    return json.dumps({"files": files, "signatures": kept}, indent=2).encode() + b"\n"
+    found[_id_of(public)] = private.sign(_text(files))
+    texts = {name: base64.b64encode(signature).decode() for name, signature in found.items()}
+    return json.dumps({"files": files, "signatures": texts}, indent=2).encode() + b"\n"
 
 
 def required(key_file: str) -> Callable[[Path], None]:
@@ -78,23 +69,16 @@ def required(key_file: str) -> Callable[[Path], None]:
         raise LoadFailed(f"{key_file}: expected public keys in PEM, found none")
 
     def check(directory: Path) -> None:
-        from cryptography.exceptions import InvalidSignature
-
         try:
             manifest = (directory / MANIFEST).read_bytes()
         except OSError:
             raise LoadFailed(f"it is not signed: there is no {MANIFEST} in its directory") from None
         files = parse_manifest(manifest)
         found = _signatures(manifest)
-        if not keys.keys() & found.keys():
+        signers = keys.keys() & found.keys()
+        if not signers:
             raise LoadFailed(f"{MANIFEST}: it is signed by none of the keys of {key_file}")
-        for name in keys.keys() & found.keys():
-            try:
-                keys[name].verify(found[name], _text(files))
-                break
-            except InvalidSignature:
-                continue
-        else:
+        if not any(_verifies(keys[name], found[name], files) for name in signers):
             raise LoadFailed(f"{MANIFEST}: its signature is of other files")
         for at, folders, names in os.walk(directory, followlinks=True):
             # Python writes there when the model runs.
@@ -104,6 +88,16 @@ def required(key_file: str) -> Callable[[Path], None]:
                     raise LoadFailed(f"{path} is not signed: it is not in {MANIFEST}")
 
     return check
+
+
+def _verifies(key: Any, signature: bytes, files: Mapping[str, str]) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        key.verify(signature, _text(files))
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _text(files: Mapping[str, str]) -> bytes:
