@@ -9,7 +9,7 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest
-from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
+from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.contract.together import THREE, check_shapes, together
 from tests.models.ensembles import ensemble, step, write_ensemble
 from tests.models.onnx_graphs import masked_mean, write_model
@@ -90,13 +90,6 @@ def server(
     options = (*CARRIERS[request.param], "--allow-in-process-python")
     with clean_server(root, options=options) as running:
         yield running
-
-
-# A connection for each test, not for all of them as in `conftest.py`.
-@pytest.fixture(params=CLIENTS)
-def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
-    with CLIENTS[request.param](server) as made:
-        yield made
 
 
 def row(length: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
