@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from inspect import signature
@@ -18,6 +19,8 @@ settings.register_profile("repeatable", settings.get_profile("unhurried"), deran
 
 def pytest_configure(config: pytest.Config) -> None:
     """Repeat the same generated cases in every `make test`; `make test-whole` looks for others."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # servers of tests inherit it
     searching = "hypothesis" in config.option.markexpr
     settings.load_profile("unhurried" if searching else "repeatable")
 
