@@ -26,8 +26,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
+from difflib import unified_diff
 from functools import cache
-from itertools import groupby
+from itertools import groupby, islice
 from math import ceil
 from pathlib import Path
 from types import FrameType
@@ -51,6 +52,7 @@ _MODEL = replace(MODELS[MLP], max_batch_size=2 * TOGETHER)
 _DOORS = {"http-json": "HTTP, JSON", "grpc": "gRPC"}
 _ADDRESS = re.compile(r"^(HTTP|gRPC) +(?:http://)?([\w.\[\]:-]+:\d+)", re.MULTILINE)
 _WARM_UP = 20  # requests on each connection, so that all is remembered that is remembered
+_SHOWN = 40  # lines of what has changed
 _REPETITIONS = 15
 _BETWEEN = 4  # plain requests after one that was slowed down: slow runs would move the model
 _TURNS = 3  # of the loop, after which it has done what an answered request leaves
@@ -386,9 +388,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not check:
         PAGE.write_text(text, encoding="utf-8")
         return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
+    committed = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    if committed == text:
         return 0
     print("docs/request-path.md is out of date; run `make path`", file=sys.stderr)
+    old, new = committed.splitlines(), text.splitlines()
+    changes = unified_diff(old, new, "committed", "measured", lineterm="")
+    print(*islice(changes, _SHOWN), sep="\n", file=sys.stderr)
     return 1
 
 
