@@ -19,14 +19,16 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from headrace.api.gate import Gate
-from headrace.core.call import InferResponse, Timing
+from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
+from headrace.core.limits import uncharged
 from headrace.core.tensors import Tensor
 from headrace.doors.http.connection import PLAIN_ANSWER, PLAIN_REST, Connection, FastPath
 from headrace.doors.http.head import Heads
 from headrace.doors.http.server import HttpServer
 from headrace.engine.admission import Admission
+from headrace.engine.workbench import Deferred
 from headrace.protocol.parameters import server_timing
 from headrace.protocol.status import STATUS
 from tests.doors.fakes import FakeEngine, until
@@ -353,6 +355,34 @@ async def test_every_error_of_a_model_is_answered(kind: type[ServerError]) -> No
     engine.plain.last.request.pass_end(kind("why"))
     assert (await reader.readline()).startswith(b"HTTP/1.1 %d " % STATUS[kind].http)
     assert (engine.admission.requests, engine.admission.bytes) == (0, 0)
+    writer.close()
+    await server.stop(1)
+
+
+async def test_later_requests_need_not_wait_for_what_a_stage_puts_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = FakeEngine()
+    submit = engine.plain.submit
+
+    def put_off(call: Call) -> None:
+        bench = engine.admission.workbench
+        Deferred(bench, 0, lambda _: None, lambda _: submit(call), call, uncharged)
+
+    monkeypatch.setattr(engine.plain, "submit", put_off)
+    server = started(engine)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(_INFER)
+    await until(lambda: len(engine.plain.work) == 1)
+    writer.write(_INFER)
+    await until(lambda: len(engine.plain.work) == 2)
+    for work in engine.plain.work:
+        work.answer("done", final=True)
+    for _ in range(2):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        length = head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]
+        await reader.readexactly(int(length))
     writer.close()
     await server.stop(1)
 

@@ -48,7 +48,6 @@ from headrace.doors.http.outgoing import Outgoing
 from headrace.doors.listeners import client_of, peer_of
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.entrance import Progress, memory_for
-from headrace.engine.workbench import Deferred
 from headrace.observability.statistics import INFER, OTHER
 from headrace.protocol.plain_json import PlainJson
 from headrace.protocol.status import STATUS
@@ -714,8 +713,8 @@ class Connection(asyncio.Protocol):
 
     def _submit(self, request: HttpCall, body: Buffer) -> None:
         try:
-            request.submit(body, self._submitted)
-            self._deferring = type(request.owner) is Deferred
+            # Not for what a stage puts off: later requests need not wait for that.
+            self._deferring = request.submit(body, self._submitted)
         except Exception as error:
             request.end(request.failure(error))
 

@@ -160,10 +160,11 @@ class Exchange(Call):
         self.nbytes += nbytes
         self._again = True
 
-    def submit(self, body: Buffer, after: Callable[[], None] | None = None) -> None:
-        """Decode the body and queue the request, at once or on a thread; raises `ServerError`.
+    def submit(self, body: Buffer, after: Callable[[], None] | None = None) -> bool:
+        """Decode the body and queue the request; raises `ServerError`.
 
-        In the latter case errors refuse the request, and `after` is called at the end.
+        Returns True if it is decoded on a thread. Then errors refuse the request, and `after` is
+        called once it is queued or refused.
         """
         self._consumed = True
         head, found = self.head, self.found
@@ -177,13 +178,14 @@ class Exchange(Call):
             small = None if head.arrow else decompress_small(body, head.content_encoding)
             if small is None:
                 self._defer(body, signature, after)
-                return
+                return True
             body = small
         # Also for short Arrow streams: to import pyarrow takes long.
         if head.arrow or (len(body) > LARGE and self._takes_long(body, signature)):
             self._defer(body, signature, after)
-            return
+            return True
         self._ask(self._read(body, signature, uncharged), found)
+        return False
 
     def _ask(self, asked: Call, found: Target) -> None:
         """Submit a decoded request, with what the head adds to it; raises `ServerError`."""
