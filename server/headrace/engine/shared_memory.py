@@ -53,6 +53,7 @@ from headrace.core.errors import (
 )
 from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
 from headrace.engine.admission import Admission
+from headrace.engine.workbench import refuse
 from headrace.protocol.compression import too_large
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.status import INTERNAL_TEXT
@@ -589,17 +590,12 @@ class SharedMemory(Stage, Owner):
         try:
             if self._over:
                 return
-            if isinstance(error, ServerError):
-                call.pass_refusal(error)
-            elif error is not None:
-                raise error
-            else:
+            if error is None:
                 submit(call)
-        except ServerError as refusal:
-            call.pass_refusal(refusal)
-        except Exception:
-            log.exception("bug in a request whose inputs were copied")
-            call.pass_refusal(ExecutionFailed(INTERNAL_TEXT))
+            else:
+                refuse(call, error)
+        except Exception as problem:
+            refuse(call, problem)
         finally:
             expect(-1)
 
