@@ -283,4 +283,12 @@ FOUND: Mapping[str, Case] = {
         requests=500,
         messages=397,
     ),
+    "traffic-rules": Case(
+        door="grpc",
+        operation="SetModelTraffic",
+        model="text",
+        connections=32,
+        requests=10_000,
+        pause=0.001,
+    ),
 }

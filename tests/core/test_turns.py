@@ -45,6 +45,21 @@ def test_long_reads_go_on_one_by_one_and_leave_others_their_share() -> None:
     uvloop.run(scenario())
 
 
+def test_shares_are_small_once_much_is_left_to_the_next_turn() -> None:
+    async def scenario() -> None:
+        turns, loop = Turns(), asyncio.get_running_loop()
+        turns.expect(loop, CROWDED_SECS / 2)
+        assert turns.begin(loop) == SHARE
+        turns.expect(loop, CROWDED_SECS / 2)
+        assert turns.begin(loop) == SMALL
+        turn: asyncio.Future[None] = loop.create_future()
+        loop.call_soon(loop.call_soon, turn.set_result, None)
+        await turn
+        assert turns.begin(loop) == SHARE
+
+    uvloop.run(scenario())
+
+
 def test_shares_are_small_once_long_reads_have_taken_much_of_a_turn() -> None:
     async def scenario() -> None:
         turns, loop = Turns(), asyncio.get_running_loop()

@@ -66,6 +66,11 @@ class Turns:
         self._count(loop)
         return min(self.share, self._piece) if self.taken < CROWDED_SECS else SMALL
 
+    def expect(self, loop: asyncio.AbstractEventLoop, secs: float) -> None:
+        """Count work that a connection has caused, and that the next turn will have to do."""
+        self._count(loop)
+        self.taken += secs
+
     def put_off(self, piece: Callable[[], None]) -> None:
         """Run `piece` in a later turn of the loop."""
         self._waiting.append(piece)

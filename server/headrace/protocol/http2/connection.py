@@ -132,6 +132,7 @@ class Http2Connection:
         streams, data = self.streams, self.data
         streams.now = now
         streams.work = share
+        streams.spent = 0
         opened = streams.open
         largest = self.limits.frame
         try:
@@ -209,7 +210,7 @@ class Http2Connection:
                     position = stop
                     share -= length >> _BLOCK_UNIT
                 share -= 1
-                if share <= 0:
+                if share <= streams.spent:
                     self.more = position < end
                     break
         except ConnectionFailure as failure:

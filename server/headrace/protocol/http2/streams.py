@@ -406,6 +406,7 @@ class Streams:
         self.open: dict[int, Stream] = {}
         self.last = 0  # the highest stream opened
         self.work = maxsize  # messages that may still be processed in this turn of the loop
+        self.spent = 0  # units of this turn's share that were taken besides those of frames
         self.now = 0.0  # seconds; arrival of the bytes being processed
         self.drain_to = MAX_WINDOW  # higher streams are ignored
         self.leaving = False  # no more may be opened; `over` once all open ones have ended

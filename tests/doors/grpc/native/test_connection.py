@@ -1,14 +1,19 @@
 """The socket side of a gRPC connection."""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
+import h2.config
+import h2.connection
 import pytest
 
 from headrace.doors.grpc.call import Handlers
+from headrace.doors.grpc.native.calls import TaskRpc
 from headrace.doors.grpc.native.connection import GrpcConnection, ServerContext
 from headrace.doors.grpc.options import GrpcOptions
 from headrace.engine.admission import Admission
+from headrace.protocol.grpc import pack_prefix
 from headrace.protocol.http2.keep_alive import KeepAlive
 from headrace.protocol.http2.protocol import ErrorCode, Limits
 from tests.doors.fakes import Transport, until
@@ -55,3 +60,44 @@ async def test_an_old_connection_is_cut_off_once(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(0)
     assert ends == [ErrorCode.NO_ERROR]
     connection.connection_lost(None)
+
+
+async def test_calls_of_one_read_begin_in_turns() -> None:
+    """The first steps of their tasks would all be taken in one turn of the loop otherwise."""
+    turn, begun, clients, calls = 0, Counter[int](), 8, 60
+
+    async def handle(data: Any, call: Any) -> bytes:
+        begun[turn] += 1
+        return bytes(data)
+
+    path = "/any.Service/Any"
+    context = ServerContext(
+        {path: (TaskRpc, handle)}, Handlers({}, {}, {}), Admission(0, 0), 1 << 20, False,
+        GrpcOptions(), Limits(),
+    )  # fmt: skip
+    connections = []
+    for _ in range(clients):
+        client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        client.initiate_connection()
+        for number in range(1, 2 * calls, 2):
+            client.send_headers(
+                number,
+                [
+                    (":method", "POST"), (":scheme", "http"), (":authority", "here"),
+                    (":path", path), ("content-type", "application/grpc"), ("te", "trailers"),
+                ],
+            )  # fmt: skip
+            client.send_data(number, pack_prefix(0, 1) + b"0", end_stream=True)
+        sent = client.data_to_send()
+        connection = GrpcConnection(context)
+        connection.connection_made(Transport())
+        connection.get_buffer(-1)[: len(sent)] = sent
+        connection.buffer_updated(len(sent))
+        connections.append(connection)
+    while begun.total() < clients * calls:
+        turn += 1
+        await asyncio.sleep(0)
+        assert turn < clients * calls
+    assert max(begun.values()) < 50
+    for connection in connections:
+        connection.connection_lost(None)

@@ -26,6 +26,9 @@ from headrace.protocol.v2_protobuf import PlainWriter
 
 _CONGESTED = 1 << 20  # bytes queued for the client above which a session must wait
 
+# All tasks that are made in a turn of the loop take their first step in the next one.
+_TASK_UNITS = 8  # of `Turns.share`
+_TASK_SECS = 2e-4  # of a first step
 _TASK_SIZE = 5 << 10  # bytes of a handler that waits: 32 000 loads of one model took 190 MB
 
 
@@ -40,8 +43,12 @@ class TaskRpc(UnaryRpc):
         if self.kept or self._charged:
             self.kept += _TASK_SIZE
             self.on_keep()  # charged while the handler runs
-        if not self.finished:
-            self._task = self._context.loop.create_task(self._run(data))
+        if self.finished:
+            return
+        context = self._context
+        context.admission.turns.expect(context.loop, _TASK_SECS)
+        self._connection.streams.spent += _TASK_UNITS
+        self._task = context.loop.create_task(self._run(data))
 
     def abandon(self) -> None:
         """Cancel the task."""
