@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from headrace.api.handlers import HANDLERS, BareCall, unary_handlers
-from headrace.api.messages import request_class
+from headrace.api.messages import read_message, request_class
 from headrace.api.operations import NAMED, OPERATIONS, Operation
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, Unavailable
 from headrace.doors.grpc.services import all_handlers
@@ -19,6 +19,7 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.protocol.load_json import read_load
 from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.protobuf_contents import MAX_TEXT
 from tests.engine.worlds import LOAD_OPTIONS
 
 LIMIT = 1 << 20
@@ -73,6 +74,18 @@ def test_a_message_with_too_many_elements(engine: Engine, operation: Operation) 
             handle(engine, operation, message)
         if operation.name not in ("RepositoryModelLoad", "RepositoryModelUnload"):
             assert f"at most {operation.max_elements} elements" in str(refused.value)
+
+
+def test_a_load_with_too_much_text() -> None:
+    """Protobuf checks its characters in one call that holds the interpreter lock."""
+    operation = NAMED["RepositoryModelLoad"]
+    asked = pb.RepositoryModelLoadRequest(model_name="m")
+    asked.parameters["file:1/model.onnx"].bytes_param = bytes(MAX_TEXT + 1)
+    assert read_message(operation, asked.SerializeToString(), 1 << 26) == asked
+    for name in "ab":
+        asked.parameters[name].string_param = "x" * (MAX_TEXT // 2)
+    with pytest.raises(InvalidRequest, match=f"may have {MAX_TEXT} bytes of text, got more"):
+        read_message(operation, asked.SerializeToString(), 1 << 26)
 
 
 @pytest.mark.parametrize("name", ["RepositoryModelLoad", "RepositoryModelUnload"])

@@ -29,6 +29,7 @@ _MOST_FIELDS = (
 )
 _MAX_SHAPE = 1 << 10  # bytes; arrays have at most 64 dimensions, a dimension at most 10 bytes
 MAX_HEAD = 4 << 20  # bytes of a large message that are not the data of tensors
+MAX_TEXT = 8 << 20  # bytes of strings; protobuf checks their characters while it holds the lock
 # The field of typed contents for each datatype.
 CONTENTS: dict[Datatype, str] = {
     Datatype.BOOL: "bool_contents",
@@ -126,19 +127,26 @@ def _check_shape(number: int, size: int) -> None:
 
 
 def check_elements(data: Buffer, kind: Any, most: int) -> None:
-    """Refuse a message with more than `most` fields, including those of the messages within it.
+    """Refuse a message with more than `most` fields, with those within them, or too much text.
 
     `kind` is its descriptor. Raises `InvalidRequest`.
     """
-    left, name = [most], kind.name
+    left, name, text = [most], kind.name, 0
     refusal = f"a {name} may have at most {most} elements, got more"
     inner = [(0, len(data), kind)]
     while inner:
         start, end, kind = inner.pop()
         known = kind.fields_by_number
         for number, _, begin, stop in fields(data, start, end, left, refusal, name):
-            if begin and number in known and (found := known[number].message_type) is not None:
-                inner.append((begin, stop, found))
+            if not begin or number not in known:
+                continue
+            field = known[number]
+            if field.message_type is not None:
+                inner.append((begin, stop, field.message_type))
+            elif field.type == field.TYPE_STRING:
+                text += stop - begin
+                if text > MAX_TEXT:
+                    raise InvalidRequest(f"a {name} may have {MAX_TEXT} bytes of text, got more")
 
 
 def tensor_from_contents(
