@@ -36,9 +36,13 @@ from benchmarks.hostile.models import (
 )
 from benchmarks.hostile.replay import replay
 from benchmarks.hostile.wire import (
+    DATA,
     LIVE,
+    METADATA,
+    PREFACE,
     PUSH_PROMISE,
     REFLECTION,
+    SETTINGS,
     STREAM,
     WATCH,
     Http2,
@@ -58,6 +62,7 @@ MB = 1_000_000
 _BODY = 63 * MB  # a little less than the server takes at most
 _HOLD_SECS = 5.0
 _CONNECTIONS = 10_000
+_AT_ONCE = 2_000
 _SHAKING = 1_000  # clients that shake hands
 _HANDSHAKE_SECS = 30.0
 _GATHER_SECS = 0.3  # without anything from the server, after which all go on
@@ -642,6 +647,45 @@ def many_connections(target: Target) -> Fire:
     return fire
 
 
+def at_once(target: Target) -> Fire:
+    """A request of each client in the same instant: first over HTTP, then over gRPC."""
+    encoder = Encoder()
+    encoder.header_table_size = 0
+    block = encoder.encode([
+        (":method", "POST"), (":scheme", "http"), (":path", METADATA), (":authority", "localhost"),
+        ("te", "trailers"), ("content-type", "application/grpc"),
+    ])  # fmt: skip
+    asked = pb.ModelMetadataRequest(name=MLP).SerializeToString()
+    message = b"\0" + len(asked).to_bytes(4, "big") + asked
+    path = f"GET /v2/models/{MLP}/config HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+    def over_http(_number: int) -> bytes:
+        return path
+
+    def over_grpc(number: int) -> bytes:
+        stream = 2 * number + 1
+        head = frame(HEADERS, END_HEADERS, stream, block)
+        return head + frame(DATA, END_STREAM, stream, message)
+
+    def send(address: str, first: bytes, request: Callable[[int], bytes]) -> None:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(connect(address)) for _ in range(_AT_ONCE)]
+            for client in clients:
+                client.sendall(first)
+            for number in range(3):
+                time.sleep(1.0)
+                with suppress(OSError):
+                    for client in clients:
+                        client.sendall(request(number))
+            time.sleep(1.0)
+
+    def fire() -> None:
+        send(target.http, b"", over_http)
+        send(target.grpc, PREFACE + frame(SETTINGS, 0, 0), over_grpc)
+
+    return fire
+
+
 def tls_connections(target: Target) -> Fire:
     """Most clients say nothing, and every tenth says hello at the same time."""
     client, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -878,6 +922,7 @@ ATTACKS = {
         Attack("stalled-log", "nobody reads standard error", stalled_log),
         Attack("beyond-links", "numbers that front ends cannot pass on", beyond_links),
         Attack("many-connections", "10 000 connections that say nothing", many_connections),
+        Attack("at-once", "2 000 clients with a request each in the same instant", at_once),
         Attack(
             "tls-connections",
             "10 000 TLS clients, of which 1 000 say hello",

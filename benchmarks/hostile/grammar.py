@@ -172,7 +172,7 @@ def _framed(case: Case, random: Random) -> Case:
     streaming = case.operation in ("ModelStreamInfer", "ServerReflectionInfo", "Watch")
     return replace(
         case,
-        connections=random.choice((1, 1, 1, 2, 8, 32)),
+        connections=random.choice((1, 1, 1, 2, 8, 32, 500)),
         requests=random.choice((1, 1, 1, 4, 64, 1_000, 10_000)),
         messages=random.choice((1, 10, 1_000, 20_000)) if streaming else 1,
         compression=random.choice(("", "", "", "gzip", "deflate")),

@@ -18,6 +18,7 @@ from benchmarks.server import split_address
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
+METADATA = "/inference.GRPCInferenceService/ModelMetadata"
 WATCH = "/grpc.health.v1.Health/Watch"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, WINDOW_UPDATE = 0, 1, 3, 4, 5, 6, 8

@@ -1,11 +1,12 @@
 """Work that one client can cause, in turns of the event loop."""
 
 import asyncio
+from functools import partial
 from time import perf_counter
 
 import uvloop
 
-from headrace.core.turns import CROWDED_SECS, PIECE_SECS, SHARE, SMALL, Turns, fitting
+from headrace.core.turns import CROWDED_SECS, PIECE_SECS, SHARE, SMALL, TASK_SECS, Turns, fitting
 from tests.doors.fakes import until
 
 
@@ -48,9 +49,9 @@ def test_long_reads_go_on_one_by_one_and_leave_others_their_share() -> None:
 def test_shares_are_small_once_much_is_left_to_the_next_turn() -> None:
     async def scenario() -> None:
         turns, loop = Turns(), asyncio.get_running_loop()
-        turns.expect(loop, CROWDED_SECS / 2)
-        assert turns.begin(loop) == SHARE
-        turns.expect(loop, CROWDED_SECS / 2)
+        while turns.taken < CROWDED_SECS:
+            assert turns.begin(loop) == SHARE
+            turns.expect(loop, TASK_SECS)
         assert turns.begin(loop) == SMALL
         turn: asyncio.Future[None] = loop.create_future()
         loop.call_soon(loop.call_soon, turn.set_result, None)
@@ -130,5 +131,88 @@ def test_a_connection_alone_ends_at_once() -> None:
         for _ in range(1000):
             assert not turns.end_later(lambda: None)
             await asyncio.sleep(0)  # the next turn
+
+    uvloop.run(scenario())
+
+
+async def _turn() -> None:
+    """The next turn of the loop, behind what was scheduled before."""
+    turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(turn.set_result, None)
+    await turn
+
+
+def _reads(turns: Turns, most: int, urgent: bool = False) -> int:
+    """The number of `most` reads that find room."""
+    loop, found = asyncio.get_running_loop(), 0
+    for _ in range(most):
+        turns.room -= 1
+        found += not (turns.room < 0 and turns.full(loop, urgent))
+    return found
+
+
+def test_a_turn_has_room_for_some_hundred_reads() -> None:
+    async def scenario() -> None:
+        turns = Turns()
+        for _ in range(3):
+            assert 100 < _reads(turns, 2000) < 1000
+            assert _reads(turns, 10) == 0
+            assert _reads(turns, 10, urgent=True) == 10
+            await _turn()
+            await _turn()
+        for _ in range(50):  # in turns of their own, however many
+            assert _reads(turns, 50) == 50
+            await _turn()
+            await _turn()
+
+    uvloop.run(scenario())
+
+
+def test_a_turn_has_no_room_once_much_is_expected() -> None:
+    async def scenario() -> None:
+        turns, loop = Turns(), asyncio.get_running_loop()
+        for _ in range(3):
+            turns.expect(loop, CROWDED_SECS)
+            assert _reads(turns, 100) == 0
+            assert _reads(turns, 100, urgent=True) == 100
+            turns.expect(loop, 10 * CROWDED_SECS)
+            assert _reads(turns, 100, urgent=True) == 0
+            await _turn()
+            await _turn()
+
+    uvloop.run(scenario())
+
+
+def test_pieces_put_off_run_few_in_a_turn() -> None:
+    async def scenario() -> None:
+        turns, loop, done = Turns(), asyncio.get_running_loop(), list[int]()
+
+        def piece(number: int) -> None:
+            turns.room -= 1
+            assert turns.room >= 0  # for its own read
+            turns.expect(loop, TASK_SECS)
+            done.append(number)
+
+        for number in range(500):
+            turns.put_off(partial(piece, number))
+        while len(done) < 500:
+            before = len(done)
+            await _turn()
+            assert len(done) - before <= 3 * CROWDED_SECS / TASK_SECS
+        assert done == list(range(500))
+
+    uvloop.run(scenario())
+
+
+def test_a_piece_that_fails_keeps_none_from_running() -> None:
+    async def scenario() -> None:
+        turns, done = Turns(), list[int]()
+        failures: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
+        turns.put_off(lambda: done.append(1))
+        turns.put_off(lambda: [][1])
+        turns.put_off(lambda: done.append(2))
+        await until(lambda: done == [1, 2])
+        assert len(failures) == 1
 
     uvloop.run(scenario())

@@ -1,11 +1,15 @@
 """Turns of the event loop: work that one client can cause is cut into pieces.
 
 A client may send thousands of requests in one read. A connection processes as many of them at once
-as its `share`, and puts the rest off; of everything that was put off, one piece runs per turn of
-the loop, so that other clients are served in between, however many connections do this. The share
-is small while others wait, and after connections with long reads have taken `CROWDED_SECS` of the
-same turn. What was put off has a share that fits into `PIECE_SECS`, by the time that earlier pieces
-have taken: a refused request may take ten times as long as another. Owned by the event-loop thread.
+as its `share`, and puts the rest off; of everything that was put off, pieces of `PIECE_SECS` run
+per turn of the loop, so that other clients are served in between, however many connections do this.
+The share is small while others wait, and after connections have taken `CROWDED_SECS` of the same
+turn. What was put off has a share that fits into `PIECE_SECS`, by the time that earlier pieces have
+taken: a refused request may take ten times as long as another. Owned by the event-loop thread.
+
+Thousands of clients may send a request each in the same instant, and a turn of the loop reads from
+all of them: a read is put off once the turn is full. Plain requests are merely counted; others tell
+what to `expect` of them, since the first steps of their tasks are taken in the next turn.
 
 A loop does not tell where its turns end: uvloop's time goes on within one. So whoever counts what
 happens in a turn has a callback at the begin of the next one.
@@ -26,6 +30,9 @@ CROWDED_SECS = 0.005
 PIECE_SECS = 0.002  # after which a connection leaves the rest of its work to another turn
 LONG_READ = 1 << 10  # bytes from which on a read is timed: that costs a small request 2 %
 _OF_PIECE = 32  # requests of a piece, for the garbage collector
+TASK_SECS = 2e-4  # of the first step of a task: all made in a turn take it in the next one
+_MOST_SECS = 4 * CROWDED_SECS
+_READS = 256  # short ones in a turn, of some 30 us: neither counted by turns nor timed
 _ENDS = 64  # connections that close in one turn
 
 
@@ -41,7 +48,9 @@ class Turns:
 
     def __init__(self) -> None:
         self.share = SHARE  # units of work that a connection may do now
-        self.taken = 0.0  # seconds of this turn that connections with long reads have taken
+        self.taken = 0.0  # seconds of this turn that are known to be taken
+        self.room = _READS  # reads that may be processed before one asks if this turn is full
+        self._full = False  # it is, once there is no room
         self._counting = False  # a callback for the next turn is scheduled
         self._piece = SHARE  # units of work of a piece that was put off
         self._waiting: deque[Callable[[], None]] = deque()
@@ -58,8 +67,13 @@ class Turns:
 
     def _next_turn(self) -> None:
         self._counting = False
-        self.taken = 0.0
         self._ended = 0
+        self.taken = 0.0
+        self._open()
+
+    def _open(self) -> None:
+        self.room = _READS
+        self._full = False
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> int:
         """The share of a connection with a long read, which adds its time to `taken`."""
@@ -67,9 +81,24 @@ class Turns:
         return min(self.share, self._piece) if self.taken < CROWDED_SECS else SMALL
 
     def expect(self, loop: asyncio.AbstractEventLoop, secs: float) -> None:
-        """Count work that a connection has caused, and that the next turn will have to do."""
+        """Count work that costs more than a plain request, here or in the next turn."""
         self._count(loop)
         self.taken += secs
+        if self.taken >= CROWDED_SECS:
+            self.room = 0
+
+    def full(self, loop: asyncio.AbstractEventLoop, urgent: bool = False) -> bool:
+        """True if a read should be put off, for want of `room` in this turn.
+
+        What is `urgent` has room for longer.
+        """
+        if urgent:
+            return self.taken >= _MOST_SECS
+        if not self._full and self.taken < CROWDED_SECS:
+            self._open()  # only counted so far: these may have been reads of many turns
+            self._count(loop)
+        self._full = True
+        return self.room <= 0
 
     def put_off(self, piece: Callable[[], None]) -> None:
         """Run `piece` in a later turn of the loop."""
@@ -80,19 +109,29 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
-        self._scheduled = False
+        until = perf_counter() + PIECE_SECS
+        self.taken = 0.0  # what has waited comes before new reads
+        try:
+            while True:
+                self._run_one()
+                if not self._waiting or self.taken >= CROWDED_SECS or perf_counter() >= until:
+                    break
+        finally:  # even if a piece has failed
+            self.share = SMALL if self._waiting else SHARE
+            self._scheduled = bool(self._waiting)
+            if self._scheduled:
+                asyncio.get_running_loop().call_soon(self._run)
+
+    def _run_one(self) -> None:
         piece = self._waiting.popleft()
         self.share = self._piece
-        if self._waiting:  # first, so that it happens even if the piece fails
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._run)
+        self._open()
         begun = perf_counter()
         try:
             piece()
         finally:
             collect_young(_OF_PIECE)
             self._piece = fitting(self._piece, perf_counter() - begun)
-            self.share = SMALL if self._waiting else SHARE
 
     def read_later(self, read_on: Callable[[], None]) -> None:
         """Let a connection read on, after a long read: one of them in a turn.

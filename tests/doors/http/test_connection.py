@@ -5,7 +5,8 @@ import fcntl
 import gzip
 import socket
 import termios
-from contextlib import suppress
+from collections import Counter
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -456,3 +457,35 @@ def test_heads_of_plain_answers(queue_ns: int, compute_ns: int, rows: int, body:
         b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nserver-timing: %b\r\n"
         b"content-length: %d\r\n\r\n%b" % (timing, len(body), body)
     )
+
+
+async def test_requests_of_many_clients_at_once_begin_in_turns() -> None:
+    """The first steps of their tasks would all be taken in one turn of the loop otherwise.
+
+    Health checks have priority.
+    """
+    turn, begun, admission = 0, Counter[int](), Admission(0, 0)
+    healthy: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun[turn] += 1
+        if scope["path"].startswith("/v2/health"):
+            healthy.append(begun.total())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(300):
+            client, server = map(stack.enter_context, socket.socketpair())
+            await accepted(client, server, app, admission)
+            clients.append(client)
+        for number, client in enumerate(clients):
+            path = b"/v2/health/live" if number == 290 else b"/"
+            client.sendall(b"GET %b HTTP/1.1\r\nhost: h\r\n\r\n" % path)
+        while begun.total() < 300:
+            turn += 1
+            await asyncio.sleep(0)
+        assert max(begun.values()) < 100
+        [before] = healthy
+        assert before < 200

@@ -110,6 +110,21 @@ async def test_a_cancelled_request_does_not_cancel_the_build(
     assert len(building.threads) == 1
 
 
+async def test_requests_that_waited_for_the_build_go_on_in_turns(
+    app: LateApp, building: Building
+) -> None:
+    waiting = [asyncio.create_task(ask(app, f"/{number}")) for number in range(200)]
+    await building.begun.wait()
+    building.go.set()
+    done = 0
+    while done < len(waiting):
+        await asyncio.sleep(0)
+        now = sum(task.done() for task in waiting)
+        assert now - done < 20
+        done = now
+    assert {task.result()[0] for task in waiting} == {201}
+
+
 async def test_a_build_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     builds = 0
 

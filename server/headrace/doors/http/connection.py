@@ -29,7 +29,7 @@ from headrace.core.errors import ServerError, ServerExiting, Unavailable
 from headrace.core.identity import NO_PEER
 from headrace.core.limits import SLOWEST, Patience
 from headrace.core.tensors import Buffer
-from headrace.core.turns import LONG_READ
+from headrace.core.turns import LONG_READ, TASK_SECS
 from headrace.doors.acceptor import undelivered
 from headrace.doors.http.asgi import (
     ACCOUNT,
@@ -56,6 +56,7 @@ from headrace.protocol.v2_json import error_body
 _LAST_SECS = 0.05  # that an idle connection stays open for a request in transit at shutdown
 _HEADS = 1 << 10  # bytes for the application that are parsed at once: requests may have 18 bytes
 _BODY = 16 << 10  # ... of a body
+_HEALTH = b"GET /v2/health/"  # of requests that wait for no other connection's
 _PART_UNITS = 32  # of `Turns.share`, for either: a body may come in chunks of a byte
 # A plain answer: milliseconds queued, and the rest: milliseconds executing, rows of the batch, body
 # size, body.
@@ -502,13 +503,19 @@ class Connection(asyncio.Protocol):
         if self._held:
             self._held += data  # one piece may still arrive after reading was paused
             return
+        turns = self._admission.turns
+        turns.room -= 1
+        if turns.room < 0 and turns.full(self.loop, data.startswith(_HEALTH, position)):
+            self._hold(data, position)
+            turns.put_off(self._go_on)
+            return
         heads = self._heads
         if heads is None:
             self._to_application(data, position)
             return
         self._consuming = True
         known, requests, asgi = heads.known, self._requests, self._asgi
-        turns, begun = self._admission.turns, 0.0
+        begun = 0.0
         first, size, left = position, len(data), turns.share
         if size >= LONG_READ:
             left, begun = turns.begin(self.loop), perf_counter()
@@ -565,14 +572,15 @@ class Connection(asyncio.Protocol):
         a body in thousands of chunks: others have their turn in between.
         """
         asgi = self._asgi = self._asgi or self._application_side()
-        size, left = len(data), self._admission.turns.begin(self.loop)
+        turns = self._admission.turns
+        size, left = len(data), turns.begin(self.loop)
         while position < size and not self._out.closing:
             if asgi.waiting:
                 self._hold(data, position)
                 return
             if left <= 0:
                 self._hold(data, position)
-                self._admission.turns.put_off(self._go_on)
+                turns.put_off(self._go_on)
                 return
             if asgi.in_message and not asgi.in_head:
                 # Heads may follow it, behind these bytes if it comes in chunks.
@@ -584,6 +592,7 @@ class Connection(asyncio.Protocol):
                 end = data.find(END, position, position + HEAD_LIMIT) + len(END)
                 stop = max(position + _HEADS, end)
                 left -= _PART_UNITS
+                turns.expect(self.loop, TASK_SECS)
             self._parse(asgi, data[position:stop])
             position = stop
 

@@ -27,6 +27,7 @@ from headrace.doors.http.head import values_in
 from headrace.doors.http.infer import BareRoute, send_answer
 from headrace.engine.engine import Engine
 from headrace.engine.exposition import OPENMETRICS, PROTOBUF, TEXT, Exposition, chosen
+from headrace.engine.pieces import Pieces
 from headrace.engine.workbench import Threads
 from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
 from headrace.protocol.v2_json import error_body
@@ -100,6 +101,7 @@ class LateApp:
         self._routes = routes
         self._build = build
         self._threads = Threads(1, "http-application")
+        self._pieces = Pieces()
         self._app: ASGIApp | None = None
         self._building: asyncio.Task[ASGIApp | None] | None = None
 
@@ -120,7 +122,9 @@ class LateApp:
         if self._building is None:
             self._building = asyncio.create_task(self._make())
         # Cancelling one waiter must not cancel the build.
-        return await asyncio.shield(self._building)
+        app = await asyncio.shield(self._building)
+        await self._pieces.begin()  # not all that have waited at once
+        return app
 
     async def _make(self) -> ASGIApp | None:
         try:

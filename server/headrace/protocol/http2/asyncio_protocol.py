@@ -186,6 +186,12 @@ class Http2Protocol(asyncio.BufferedProtocol):
             if not self._plain:
                 nbytes += len(self._rest)
             turns, now = self._turns, self._now()
+            turns.room -= 1
+            if turns.room < 0 and turns.full(self._loop):
+                self._rest = bytes(self._buffer[:nbytes])
+                self._plain = False
+                self._put_off()
+                return
             if nbytes < LONG_READ:
                 used = self._receive(self._buffer, nbytes, now, turns.share)
             else:

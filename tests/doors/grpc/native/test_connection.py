@@ -62,9 +62,10 @@ async def test_an_old_connection_is_cut_off_once(monkeypatch: pytest.MonkeyPatch
     connection.connection_lost(None)
 
 
-async def test_calls_of_one_read_begin_in_turns() -> None:
+@pytest.mark.parametrize(("clients", "calls"), [(8, 60), (300, 1)])
+async def test_calls_at_once_begin_in_turns(clients: int, calls: int) -> None:
     """The first steps of their tasks would all be taken in one turn of the loop otherwise."""
-    turn, begun, clients, calls = 0, Counter[int](), 8, 60
+    turn, begun = 0, Counter[int]()
 
     async def handle(data: Any, call: Any) -> bytes:
         begun[turn] += 1

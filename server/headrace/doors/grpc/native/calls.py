@@ -15,6 +15,7 @@ from typing import Any
 from headrace.core.call import NO_CONTEXT, Computed
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
+from headrace.core.turns import TASK_SECS
 from headrace.doors.grpc.call import Message, StreamSession, check_call
 from headrace.doors.grpc.inference import InferCall, InferenceService
 from headrace.doors.grpc.native.connection import SESSION_SIZE, Rpc, RpcHead, UnaryRpc
@@ -26,9 +27,7 @@ from headrace.protocol.v2_protobuf import PlainWriter
 
 _CONGESTED = 1 << 20  # bytes queued for the client above which a session must wait
 
-# All tasks that are made in a turn of the loop take their first step in the next one.
-_TASK_UNITS = 8  # of `Turns.share`
-_TASK_SECS = 2e-4  # of a first step
+_TASK_UNITS = 8  # of `Turns.share`, for a call that gets a task
 _TASK_SIZE = 5 << 10  # bytes of a handler that waits: 32 000 loads of one model took 190 MB
 
 
@@ -46,7 +45,7 @@ class TaskRpc(UnaryRpc):
         if self.finished:
             return
         context = self._context
-        context.admission.turns.expect(context.loop, _TASK_SECS)
+        context.admission.turns.expect(context.loop, TASK_SECS)
         self._connection.streams.spent += _TASK_UNITS
         self._task = context.loop.create_task(self._run(data))
 

@@ -85,6 +85,7 @@ _TRUNCATED = "the request ends within a message"
 PREFACE_SECS = 20.0  # for the client's preface
 # A connection beyond a quota is kept for so long, and so many at once, to tell its calls why.
 _REFUSED_SECS, _MOST_REFUSED = 1.0, 64
+_HEAD_SECS = 1e-4  # to decode the head of a call, unless it is like an earlier one
 _KEEP_ALIVE_PING = b"alive? \0"
 _RETIRED = "max_age"  # GOAWAY text, as in gRPC's own servers
 # Bytes that a transport reads at once, up to 32 times in a turn: with 256 KiB, 20 clients with long
@@ -104,6 +105,7 @@ class RpcHead(CallHead):
     def __init__(self, headers: Headers, context: "ServerContext", connection: "GrpcConnection"):
         self.connection = connection
         self._size = 0
+        context.admission.turns.expect(context.loop, _HEAD_SECS)
         super().__init__(headers)
         self._size = _HEAD_SIZE + sum(map(len, self.metadata.values()))
         connection.hold(self._size)
