@@ -27,6 +27,12 @@ name = "rows"
 of = ["*"]
 models = ["twice"]
 rows_per_sec = 0.01
+[[quotas]]
+name = "counted"
+of = ["*"]
+models = ["counted"]
+requests_per_sec = 0.01
+burst = 3
 """
 _TENSORS = tensors("input", ("v", "INT64", "1")) + tensors("output", ("turn", "INT64", "1"))
 _FIRST, _SECOND = "192.0.2.1", "192.0.2.2"
@@ -39,6 +45,7 @@ TWICE = ensemble(
     step("fair", {"VALUE": "v"}, {"TURN": "m"}), step("fair", {"VALUE": "m"}, {"TURN": "turn"}),
     rows=1,
 )  # fmt: skip
+PAIR = TWICE.replace('"fair"', '"counted"')
 # Asks the same model for each request.
 CALLER = """
     import asyncio
@@ -74,6 +81,10 @@ def server(
     shares = 'parameters { key: "fair_share" value { string_value: "true" } }'
     write_held_model(models, "fair", gates.folder, shares, rows=1)
     write_python_model(models, "caller", CALLER, f"max_batch_size: 1\n{_TENSORS}")
+    write_held_model(models, "counted", gates.folder, rows=1)
+    asker = CALLER.replace('"fair"', '"counted"')
+    write_python_model(models, "asker", asker, f"max_batch_size: 1\n{_TENSORS}")
+    write_ensemble(models, "pair", PAIR)
     write_ensemble(models, "ensemble", FAIR)
     write_ensemble(models, "twice", TWICE)
     options = [f"--access={rules}", "--trusted-proxies=127.0.0.0/8", "--allow-in-process-python"]
@@ -120,3 +131,25 @@ def test_rows_are_charged_once(server: ServerProcess) -> None:
     assert "of its quota 'rows' (rows_per_sec)" in refused.error
     # The debt of one row, at 0.01 a second; those of the steps would double or triple it.
     assert int(refused.headers["retry-after"]) <= 100
+
+
+def test_steps_count_for_the_quota_of_their_model(server: ServerProcess) -> None:
+    client = "192.0.2.3"
+    assert infer(server, client, "pair", 1).status == 200
+    refused = infer(server, client, "pair", 1)  # its second step
+    assert refused.status == 429
+    assert refused.error.startswith("in ensemble 'pair', this client is at the limit of 0.01")
+    assert "of its quota 'counted' (requests_per_sec)" in refused.error
+    assert refused.headers["ratelimit-policy"].startswith('"counted";q=3;')
+    assert infer(server, client, "ensemble", 1).status == 200
+    assert infer(server, "192.0.2.4", "pair", 1).status == 200
+
+
+def test_calls_of_models_count_for_the_quota_of_their_model(server: ServerProcess) -> None:
+    client = "192.0.2.5"
+    for _ in range(3):
+        assert infer(server, client, "asker", 1).status == 200
+    refused = infer(server, client, "asker", 1)
+    assert refused.status == 503
+    assert "of its quota 'counted' (requests_per_sec)" in refused.error
+    assert infer(server, "192.0.2.6", "asker", 1).status == 200

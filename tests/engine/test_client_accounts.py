@@ -1,10 +1,14 @@
+from collections.abc import Sequence
+
 import pytest
 
-from headrace.core.errors import Allowance, Overloaded, QuotaExceeded
+from headrace.core.call import Call, InnerCall, context_of
+from headrace.core.errors import Allowance, Overloaded, QueueFull, QuotaExceeded, ServerError
 from headrace.core.identity import ANYONE, EVERYTHING, Identity, Role
+from headrace.core.limits import Payer
 from headrace.core.quotas import Quota, Quotas
 from headrace.engine.admission import Account, Admission, ConnectionAccount
-from headrace.engine.client_accounts import QuotaClients
+from headrace.engine.client_accounts import ClientAccount, QuotaClients
 from headrace.protocol.status import rate_limit
 
 WEB = Identity("web", "key", [Role("scorer", EVERYTHING)])
@@ -191,3 +195,129 @@ def test_clients_are_known_by_name_or_by_address() -> None:
     assert ANYONE.client("192.0.2.1") == "192.0.2.1"
     assert ANYONE.client("2001:db8::1") == ANYONE.client("2001:db8::2") != ANYONE.client("2002::1")
     assert ANYONE.client("") == ""
+
+
+class Within(InnerCall):
+    """A call that a model makes for a client; `submitted` once it has passed the quotas."""
+
+    def __init__(self, model: str, payer: Payer | None) -> None:
+        super().__init__(model, "", "", {}, nbytes=10)
+        self.context = context_of(WEB)
+        self.charged = payer
+        self.submitted = False
+
+    def submit(self, call: Call) -> None:
+        self.submitted = True
+
+    def fail(self, error: ServerError) -> None: ...
+
+
+def within(world: World, client: Payer | None, *models: str) -> list[Within]:
+    """Calls of these models, each made by the one before, the first of them for `client`."""
+    calls: list[Within] = []
+    for model in models:
+        call = Within(model, calls[-1].payer if calls else client)
+        world.clients.submit(call, call.submit)
+        assert call.submitted
+        calls.append(call)
+    return calls
+
+
+@pytest.mark.parametrize(("patterns", "models", "count"), [
+    (["*"], ["pipeline", "text"], 1),  # the request alone
+    (["text"], ["pipeline", "text"], 1),  # the step alone
+    (["text"], ["pipeline", "text", "other"], 1),
+    (["text", "image"], ["pipeline", "text", "image"], 1),  # what is a part of another counted one
+    (["image"], ["pipeline", "text", "image"], 1),
+    (["pipeline", "text"], ["pipeline", "text"], 1),
+    (["pipeline"], ["pipeline", "text"], 1),
+    (["image"], ["pipeline", "text"], 0),
+])  # fmt: skip
+def test_calls_of_models_count_for_the_quotas_of_their_model_once(
+    patterns: Sequence[str], models: Sequence[str], count: int
+) -> None:
+    world = World(Quota("q", ("*",), tuple(patterns), requests=100))
+    connection = world.connect()
+    probe = connection.of(WEB, patterns[0].replace("*", "m"))
+    assert isinstance(probe, ClientAccount)
+    account = connection.of(WEB, models[0])
+    account.enter(10)
+    calls = within(world, account, *models[1:])
+    [quota] = probe.quotas
+    assert (quota.requests, quota.bytes) == (count, 10 * count)
+    assert (connection.requests, world.admission.requests) == (1, 1)
+    for call in reversed(calls):
+        call.pass_end(QueueFull("ended"))
+    account.leave(10)
+    assert (quota.requests, quota.bytes) == (0, 0)
+
+
+def test_several_calls_for_one_request_count_each() -> None:
+    world = World(Quota("q", ("*",), ("text",), requests=2, requests_per_sec=1, burst=3))
+    account = world.connect().of(WEB, "pipeline")
+    for _ in range(2):
+        account.enter(1)  # of another model
+    first, second = within(world, account, "text"), within(world, account, "text")
+    refused = Within("text", account)
+    with pytest.raises(QuotaExceeded, match=r"limit of 2 requests at once of its quota 'q'"):
+        world.clients.submit(refused, refused.submit)
+    assert not refused.submitted
+    for call in first + second:
+        call.cancel()
+    [last] = within(world, account, "text")
+    last.cancel()
+    with pytest.raises(QuotaExceeded, match=r"limit of 1 requests/s of its quota 'q'"):
+        world.clients.submit(refused, refused.submit)
+    with pytest.raises(QuotaExceeded):  # and so are the client's own requests to the model
+        world.connect().of(WEB, "text").enter(1)
+
+
+def test_a_call_that_its_model_refuses_takes_nothing_but_the_token() -> None:
+    world = World(Quota("q", ("*",), ("text",), requests=1, bytes=15))
+    account = world.connect().of(WEB, "pipeline")
+
+    def refuse(call: Call) -> None:
+        raise QueueFull("full")
+
+    for _ in range(2):
+        with pytest.raises(QueueFull):
+            world.clients.submit(Within("text", account), refuse)
+    within(world, account, "text")
+
+
+def test_bytes_of_calls_of_models() -> None:
+    world = World(Quota("q", ("*",), ("text",), bytes=15))
+    account = world.connect().of(WEB, "pipeline")
+    within(world, account, "text")
+    with pytest.raises(QuotaExceeded, match=r"limit of 15 bytes of requests at once"):
+        within(world, account, "text")
+
+
+def test_rows_of_calls_of_models_count_for_the_quotas_of_their_model_once() -> None:
+    world = World(
+        Quota("all", ("*",), rows_per_sec=10), Quota("text", ("*",), ("text",), rows_per_sec=5)
+    )
+    account = world.connect().of(WEB, "pipeline")
+    account.enter(10)
+    account.take_rows(10)
+    [call] = within(world, account, "text")
+    assert call.payer is not None
+    call.payer.take_rows(10)  # a debt of the second quota, and none of the first
+    account.enter(10)
+    with pytest.raises(QuotaExceeded, match=r"limit of 5 rows/s of its quota 'text'"):
+        within(world, account, "text")
+    world.now += 1.0
+    within(world, account, "text")
+
+
+def test_the_payer_of_a_call_of_a_model_is_its_client() -> None:
+    text = Quota("text", ("*",), ("text",), weight=0.5)
+    world = World(text, Quota("all", ("*",), weight=2))
+    account = world.connect("192.0.2.1").of(WEB, "pipeline")
+    account.enter(1)
+    found = [call.payer for call in within(world, account, "other", "text")]
+    assert [(p and (p.origin, p.requests, p.weight)) for p in found] == [
+        ("192.0.2.1", 1, 2), ("192.0.2.1", 1, 0.5),
+    ]  # fmt: skip
+    [call] = within(world, None, "text")  # of no client
+    assert call.payer is None

@@ -395,6 +395,21 @@ class Call:
             raise
 
 
+class InnerCall(Call):
+    """A call that a model makes for a client's request.
+
+    `charged` is its payer: that of the request, or the account of the call itself.
+    """
+
+    __slots__ = ("charged",)
+
+    charged: Payer | None
+
+    @property
+    def payer(self) -> Payer | None:
+        return self.charged
+
+
 # One step of a chain, or the scheduler at its end: passes a call on, holds it, or ends it. Raises
 # `ServerError`, which ends the call.
 Submit = Callable[[Call], None]

@@ -25,6 +25,7 @@ from sys import maxsize
 from typing import NamedTuple, Optional, Protocol
 
 from headrace.core.blocks import BLOCKS
+from headrace.core.call import InnerCall, Submit
 from headrace.core.errors import (
     Overloaded,
     QuotaExceeded,
@@ -286,6 +287,12 @@ class Clients(Protocol):
         """The account below `connection` to charge for requests to a model.
 
         `connection` itself for a client without quotas. Raises `QuotaExceeded`.
+        """
+
+    def submit(self, call: InnerCall, submit: Submit) -> None:
+        """Submit a call that a model makes for a client, charged to the quotas for its own model.
+
+        Raises `QuotaExceeded`, and what `submit` raises.
         """
 
     def connect(self, connection: "ConnectionAccount") -> None:

@@ -98,8 +98,7 @@ def check(signature: Signature, submit: Submit, special: Submit) -> Submit:
         except InvalidRequest as error:
             id = call.id or "<id_unknown>"
             raise InvalidRequest(f"[request id: {id}] {error}") from None
-        # Not of calls that models make for a client: its own request has been charged.
-        if call.door and (payer := call.payer) is not None:
+        if (payer := call.payer) is not None:
             payer.take_rows(call.rows)
         if options.classes is None:
             submit(call)

@@ -5,7 +5,11 @@ come over; it limits requests and bytes under way, and has the token buckets. A 
 to an account of its connection and client, whose chain is the connection, these quotas, and what is
 above the connection. A token is taken when a request is admitted; rows are taken once they are
 known, and may leave a debt, which refuses the requests that follow. Buckets start full, also after
-a restart. Owned by the event-loop thread.
+a restart.
+
+A call that a model makes for a client, such as a step of an ensemble, is charged to the quotas for
+its model that do not count the request, or call, which it is a part of. So a quota for all models
+counts a request once. Owned by the event-loop thread.
 """
 
 from collections import Counter
@@ -14,8 +18,10 @@ from math import ceil
 from sys import maxsize
 from time import monotonic
 
+from headrace.core.call import Call, InnerCall, Stage, Submit
 from headrace.core.errors import Allowance, QuotaExceeded
 from headrace.core.identity import Identity
+from headrace.core.limits import Payer
 from headrace.core.quotas import Quota, Quotas, Rate, network_of
 from headrace.engine.admission import Account, Admission, Clients, ConnectionAccount
 
@@ -61,6 +67,13 @@ class QuotaAccount(Account):
         """Raise `QuotaExceeded` if the client may have no further connection."""
         if (most := self.quota.connections) and self.connections >= most:
             raise self._exceeded("connections", "connections", most, f"{most} connections")
+
+    def check_call(self, nbytes: int, now: float) -> None:
+        """Raise `QuotaExceeded` if a model's call of `nbytes` may not be charged."""
+        full = self.requests >= self.most_requests
+        if full or (self.bytes and self.bytes + nbytes > self.most_bytes):
+            raise self.refusal(full)
+        self.check_rates(now)
 
     def check_rates(self, now: float) -> None:
         """Raise `QuotaExceeded` without a token for a request, or with a debt of rows."""
@@ -113,7 +126,7 @@ def _rows_of(quota: Quota) -> Rate | None:
 class ClientAccount(Account):
     """The account of one client's requests over one connection to models with the same quotas."""
 
-    __slots__ = ("_clock", "_quotas")
+    __slots__ = ("_clock", "quotas")
 
     def __init__(
         self, connection: Account, quotas: tuple[QuotaAccount, ...], clock: Callable[[], float],
@@ -122,19 +135,19 @@ class ClientAccount(Account):
         super().__init__(connection, most_bytes=connection.most_bytes)
         self.above = (connection, *quotas, *connection.above)
         self.origin = address
-        self._quotas = quotas
+        self.quotas = quotas
         self._clock = clock
 
     @property
     def weight(self) -> float:
         """Implements `Account.weight`: that of the first quota with one."""
-        return next((one.quota.weight for one in self._quotas if one.quota.weight), 1.0)
+        return next((one.quota.weight for one in self.quotas if one.quota.weight), 1.0)
 
     def check(self, nbytes: int) -> None:
         """Raise what `enter` would raise."""
         super().check(nbytes)
         now = self._clock()
-        for quota in self._quotas:
+        for quota in self.quotas:
             quota.check_rates(now)
 
     def begin(self, expected: int) -> None:
@@ -149,19 +162,75 @@ class ClientAccount(Account):
 
     def _take(self) -> None:
         now = self._clock()
-        for quota in self._quotas:
+        for quota in self.quotas:
             quota.take(now)
 
     def take_rows(self, rows: int) -> None:
         """Implements `Account.take_rows`."""
         now = self._clock()
-        for quota in self._quotas:
+        for quota in self.quotas:
             quota.take_rows_at(rows, now)
 
     def release(self) -> None:
         """Note that the connection refers to the quotas no more."""
-        for quota in self._quotas:
+        for quota in self.quotas:
             quota.users -= 1
+
+
+class InnerCallAccount(Stage):
+    """The account of one call that a model makes for a client: its payer, and a stage of it.
+
+    `quotas` are all that count it, or what it is a part of.
+    """
+
+    __slots__ = ("_client", "_clock", "_nbytes", "_own", "origin", "quotas", "weight")
+    passive = True
+
+    def __init__(
+        self, client: Payer, quotas: Sequence[QuotaAccount], clock: Callable[[], float]
+    ) -> None:
+        """`client` pays for what the call is a part of, `quotas` are those for the call."""
+        counted = client.quotas if isinstance(client, ClientAccount | InnerCallAccount) else ()
+        self.origin = client.origin
+        own = self._own = tuple(one for one in quotas if one not in counted)
+        self.weight = next((one.quota.weight for one in own if one.quota.weight), client.weight)
+        self.quotas: tuple[QuotaAccount, ...] = (*counted, *own)
+        self._client = client
+        self._clock = clock
+        self._nbytes = 0
+
+    @property
+    def requests(self) -> int:
+        """Implements `Payer.requests`."""
+        return self._client.requests
+
+    def submit(self, call: InnerCall, submit: Submit) -> None:
+        """Charge the call until its end; raises `QuotaExceeded`, and what `submit` raises."""
+        now, nbytes = self._clock(), call.nbytes
+        for quota in self._own:
+            quota.check_call(nbytes, now)
+        call.charged = self
+        if not self._own:
+            submit(call)
+            return
+        self._nbytes = nbytes
+        for quota in self._own:
+            quota.take(now)
+            quota.requests += 1
+            quota.bytes += nbytes
+        call.enter(self, submit)
+
+    def take_rows(self, rows: int) -> None:
+        """Implements `Payer.take_rows`."""
+        now = self._clock()
+        for quota in self._own:
+            quota.take_rows_at(rows, now)
+
+    def over(self, call: Call) -> None:
+        """Charge the call no more."""
+        for quota in self._own:
+            quota.requests -= 1
+            quota.bytes -= self._nbytes
 
 
 class _Kept:
@@ -222,6 +291,15 @@ class QuotaClients(Clients):
                 found = ClientAccount(connection, quotas, self._clock, address)
             kept.accounts[key] = found
         return found
+
+    def submit(self, call: InnerCall, submit: Submit) -> None:
+        """Implements `Clients.submit`."""
+        if (client := call.payer) is None:
+            submit(call)
+            return
+        self._sweep()
+        quotas = self._quotas_of(call.context.identity, client.origin, call.model_name)
+        InnerCallAccount(client, tuple(quotas), self._clock).submit(call, submit)
 
     def connect(self, connection: ConnectionAccount) -> None:
         """Implements `Clients.connect`, for quotas of addresses."""

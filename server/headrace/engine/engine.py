@@ -568,5 +568,6 @@ class Engine:
 
     def _host_for_version(self, version: ModelVersion) -> EngineServices:
         return EngineServices(
-            self, self.model_metrics, version.chain, self.tracing, self.audit, self.capture
-        )
+            self, self.model_metrics, version.chain, self.tracing, self.audit, self.capture,
+            self.admission,
+        )  # fmt: skip

@@ -1,7 +1,8 @@
 """The server's services for its models: calls of other models, model control, metrics.
 
 A model's calls are part of a request that was admitted, so they are not admitted again, and
-continue while the server finishes its requests. Calls that a model makes while it is started or
+continue while the server finishes its requests; only quotas of its client for the called model
+count them. Calls that a model makes while it is started or
 warmed up, on a loading thread, run on the server's event loop, and their results are delivered on
 that thread's event loop (`LoadingServices`). Meanwhile that load does not count against the limit
 of concurrent loads: the called model may have to be loaded, too. Models that are not ready cannot
@@ -12,12 +13,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
-from headrace.core.call import Call, InferResponse
+from headrace.core.call import Call, InferResponse, InnerCall
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError, Unsupported
 from headrace.core.identity import Identity
 from headrace.core.model_spec import LoadParameters
+from headrace.engine.admission import Admission
 from headrace.engine.auditing import InferAudit, load_detail, result
 from headrace.engine.entrance import Router
 from headrace.engine.tracing import TracedCall, Tracing
@@ -66,13 +69,15 @@ class EngineServices:
         tracing: Tracing | None = None,
         audit: Audit | None = None,
         capture: Capture | None = None,
+        admission: Admission | None = None,
     ) -> None:
-        """`owner` is the target of that version's calls."""
+        """`owner` is the target of that version's calls, `admission` has the clients' quotas."""
         self.loading = ""  # the model whose load waits for these calls
         self.tracing = tracing
         self._audit = audit
         self.infer_audit = InferAudit(audit, audit.infer) if audit and audit.infer else None
         self.capture = capture
+        self._admission = admission
         self._owner = owner
         self._models = models
         self._metrics = metrics
@@ -88,10 +93,14 @@ class EngineServices:
             )
         if found.decoupled and call.refusal:
             raise Unsupported(call.refusal)
+        submit = found.submit
         if self.tracing is not None and call.context.trace:
-            self.tracing.submit_child(found.submit, call)
+            submit = partial(self.tracing.submit_child, submit)
+        clients = None if self._admission is None else self._admission.clients
+        if clients is not None and isinstance(call, InnerCall):
+            clients.submit(call, submit)
         else:
-            found.submit(call)
+            submit(call)
 
     def begin_call(self, link: str) -> TracedCall | None:
         """Implements `headrace.placement.upstream.connection.CallTraces`."""

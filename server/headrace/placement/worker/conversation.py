@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from headrace.core.call import Call, CallContext, CallOptions, InferResponse
+from headrace.core.call import Call, CallContext, CallOptions, InferResponse, InnerCall
 from headrace.core.datatypes import BY_NAME
 from headrace.core.errors import (
     Cancelled,
@@ -27,7 +27,7 @@ from headrace.core.errors import (
     ServerError,
     WorkerDied,
 )
-from headrace.core.limits import Payer, Pulse
+from headrace.core.limits import Pulse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.ipc.elements import Buffer
@@ -69,7 +69,7 @@ _NOT_DECOUPLED = (  # Triton's words
 )
 
 
-class ModelCall(Call):
+class ModelCall(InnerCall):
     """A call made by a model, in the name of the client of the `first` request of its batch."""
 
     def __init__(
@@ -79,18 +79,13 @@ class ModelCall(Call):
         super().__init__("", "", "", {}, nbytes=asked.nbytes)
         self.take(asked)
         self.execution = None  # it may be called off before a scheduler has it
-        self._payer: Payer | None = None
+        self.charged = None
         if first is not None:
-            self._payer = first.payer
+            self.charged = first.payer
             self.context = self.context._replace(identity=first.context.identity)
         self._calls = calls
         self._number = number
         self.refusal = "" if decoupled else _NOT_DECOUPLED.format(asked.model_name)
-
-    @property
-    def payer(self) -> Payer | None:
-        """Implements `Call.payer`."""
-        return self._payer
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Pass a response on."""

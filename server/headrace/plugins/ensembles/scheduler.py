@@ -13,9 +13,17 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from time import monotonic_ns
 
-from headrace.core.call import NO_OPTIONS, NOBODY, Call, InferResponse, Owner, new_timing
+from headrace.core.call import (
+    NO_OPTIONS,
+    NOBODY,
+    Call,
+    InferResponse,
+    InnerCall,
+    Owner,
+    new_timing,
+)
 from headrace.core.errors import Cancelled, ExecutionFailed, QueueTimeout, ServerError, is_fault
-from headrace.core.limits import ModelLoad, Payer
+from headrace.core.limits import ModelLoad
 from headrace.core.tensors import Tensor
 from headrace.observability.statistics import StepCounts, VersionStatistics
 from headrace.placement.placement import ModelServices
@@ -103,7 +111,7 @@ class EnsembleScheduler:
                 callback()
 
 
-class StepCall(Call):
+class StepCall(InnerCall):
     """The call of a step. `times` are those of its last response: gathering and execution."""
 
     __slots__ = ("begun", "run", "start", "times")
@@ -126,14 +134,11 @@ class StepCall(Call):
             request.nbytes,
         )  # fmt: skip
         self.context = request.context
+        self.charged = request.payer
         self.run = run
         self.start = start
         self.begun = monotonic_ns()
         self.times = 0, 0
-
-    @property
-    def payer(self) -> Payer | None:
-        return self.run.call.payer
 
     def header(self, name: str) -> str:
         return self.run.call.header(name)
