@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import InvalidRequest, SequenceLost, ServerError, Unavailable
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import BEHIND_DOORS, CARRIERS, CLIENTS
 from tests.models.sequence_models import (
     DIES,
@@ -18,6 +19,7 @@ from tests.models.sequence_models import (
     REFUSED,
     write_adder,
     write_countdown,
+    write_lingering,
     write_running_sum,
     write_stateless,
 )
@@ -38,8 +40,14 @@ pytestmark = pytest.mark.usefixtures("server")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lingering(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lingering")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, lingering: Path) -> Path:
     root = tmp_path_factory.mktemp("sequences")
+    write_lingering(root, "lingering", lingering)
     write_adder(root, "direct", "direct { }", instances=2)
     write_adder(root, "oldest", OLDEST, instances=2)
     write_adder(root, "named", OLDEST, id="STRING")
@@ -304,6 +312,30 @@ def test_a_model_that_runs_its_requests_again(server: ServerProcess, model: str)
             answer = read_answer(message.infer_response)
             found.setdefault(answer.id, []).append(answer["LEFT"].item())
     assert found == {str(number): list(range(number, 0, -1)) for number in range(1, 13)}
+
+
+def test_a_cancelled_request_is_not_overtaken_while_its_model_answers_it(
+    server: ServerProcess, lingering: Path
+) -> None:
+    def message(**parameters: Parameter) -> pb.ModelInferRequest:
+        given = [Input("NUMBER", np.array([[1]], np.int32))]
+        return infer_message("lingering", given, parameters={"sequence_id": 1, **parameters})
+
+    for file in lingering.iterdir():  # of another server
+        file.unlink()
+    with GrpcClient(server.grpc) as client, Scraper(server.metrics) as scraper:
+        with Stream(client) as stream:
+            stream.send(message(sequence_start=True))
+            until((lingering / "begun").exists, "the model to have the request")
+            stream.call.cancel()
+        until((lingering / "cancelled").exists, "the model to see the cancellation")
+        with Stream(client) as stream:
+            stream.send(message(sequence_end=True))
+            scraper.until_queued("lingering", 1)
+            (lingering / "end").touch()
+            stream.half_close()
+            [found] = stream.rest()
+    assert read_answer(found.infer_response)["LEFT"].item() == 0
 
 
 def test_counts_of_requests(server: ServerProcess, caller: Client) -> None:

@@ -138,6 +138,58 @@ def write_countdown(root: Path, name: str, strategy: str) -> None:
     """)  # fmt: skip
 
 
+# The start of a sequence has no response, and ends after its cancellation, once a file is there;
+# other requests are answered with the number of starts that have not ended.
+LINGERING = """
+    import json
+    import time
+    from pathlib import Path
+    from threading import Thread
+
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            parameters = json.loads(args["model_config"])["parameters"]
+            self.folder = Path(parameters["folder"]["string_value"])
+            self.open = 0
+
+        def execute(self, requests):
+            for request in requests:
+                sender = request.get_response_sender()
+                if request.flags() & 1:
+                    self.open += 1
+                    Thread(target=self.linger, args=(sender,)).start()
+                    continue
+                output = pb_utils.Tensor("LEFT", np.array([[self.open]], np.int32))
+                sender.send(pb_utils.InferenceResponse([output]), flags=1)
+
+        def linger(self, sender):
+            (self.folder / "begun").touch()
+            while not sender.is_cancelled():
+                time.sleep(0.002)
+            (self.folder / "cancelled").touch()
+            while not (self.folder / "end").exists():
+                time.sleep(0.002)
+            self.open -= 1
+            sender.send(flags=1)
+"""
+
+
+def write_lingering(root: Path, name: str, folder: Path) -> None:
+    """A decoupled model that goes on with cancelled requests; `folder` is for its files."""
+    declared = tensors("input", ("NUMBER", "INT32", "1"))
+    declared += tensors("output", ("LEFT", "INT32", "1"))
+    write_python_model(root, name, LINGERING, f"""{declared}
+        max_batch_size: 1
+        model_transaction_policy {{ decoupled: true }}
+        sequence_batching {{ oldest {{ max_candidate_sequences: 4 }} {CONTROLS % "UINT64"} }}
+        parameters {{ key: "folder" value {{ string_value: "{folder}" }} }}
+    """)  # fmt: skip
+
+
 # The server keeps its sum, and gives it back at the next request.
 STATELESS = """
     import numpy as np

@@ -247,6 +247,73 @@ def test_a_cancelled_request_holds_its_sequence_while_the_model_has_it() -> None
     assert (first.calls, second.values) == (0, [4])
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["after the batch", "within it"])
+def test_a_cancelled_request_holds_its_sequence_until_its_last_response(early: bool) -> None:
+    world = World()
+    (instance,), sequences = world.instances, world.sequences
+    first, second, other = world.send(1, 1, "s"), world.send(2, 1), world.send(3, 3, "s")
+    world.clock.settle()
+    first.cancel()
+    if early:
+        sequences.answer(first, None, True)
+    instance.report(parts=[Deferral.LATER, part(6)])
+    world.clock.settle()
+    assert (instance.running, sequences.waiting) == ((["2"], 0) if early else ([], 1))
+    if not early:
+        sequences.answer(first, None, False)
+        world.clock.settle()
+        assert not instance.busy
+        sequences.answer(first, None, True)
+    world.run()
+    assert (first.calls, second.values, other.values) == (0, [4], [6])
+    assert world.send(4, 1, "e").calls == 0
+    world.run()
+    assert not world.batcher.busy
+
+
+def test_a_request_that_lasts_is_cancelled() -> None:
+    world = World()
+    first, second = world.send(1, 1, "s"), world.send(2, 1, "e")
+    world.clock.settle()
+    world.instances[0].report(parts=[Deferral.LATER])
+    world.clock.settle()
+    first.cancel()
+    world.clock.settle()
+    assert world.instances[0].running == []
+    world.sequences.answer(first, None, True)
+    world.run()
+    assert (second.values, world.sequences.series.seated) == ([4], 0)
+
+
+def test_a_request_that_lasts_is_answered() -> None:
+    world = World()
+    first, second = world.send(1, 1, "s"), world.send(2, 1, "e")
+    world.clock.settle()
+    world.instances[0].report(parts=[Deferral.LATER])
+    world.clock.settle()
+    assert world.instances[0].running == []
+    world.sequences.answer(first, part(6), True)
+    world.run()
+    assert (first.values, second.values) == ([6], [4])
+
+
+def test_a_worker_ends_with_a_cancelled_request_that_lasts() -> None:
+    world = World()
+    first, second = world.send(1, 1, "s"), world.send(2, 1)
+    world.clock.settle()
+    world.instances[0].report(parts=[Deferral.LATER])
+    first.cancel()
+    world.sequences.suspend(world.instances[0])
+    world.sequences.lose(world.instances[0])
+    world.clock.settle()
+    assert isinstance(second.errors[0], SequenceLost)
+    world.sequences.answer(first, WorkerDied("it died"), True)
+    again = world.send(3, 1, "s")
+    world.sequences.resume(world.instances[0])
+    world.run()
+    assert (first.calls, again.values) == (0, [6])
+
+
 def test_cancelled_requests_that_wait() -> None:
     world = World(seats=1)
     first, second, third = world.send(1, 1, "s"), world.send(2, 1), world.send(3, 1)

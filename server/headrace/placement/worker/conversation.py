@@ -561,6 +561,8 @@ class Conversation:
         if call is None or call.ended:
             if not final:  # the model may not know of the cancellation yet
                 self.process.send(FrameKind.CANCEL, pack_request(number))
+            elif call is not None:
+                self._give(call, None, True)  # the next request of its sequence may wait for it
             return
         answer = one_answer(document, data, size) if "response" in document else None
         self._give(call, answer, final)

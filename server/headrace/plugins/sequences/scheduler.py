@@ -2,7 +2,8 @@
 
 The requests of a sequence go to the batcher one at a time, for the instance where its state is.
 Instances are added to the batcher as `SlotInstance`s. A request that its client has cancelled while
-the model has it is over when the model is done with it: the next one must not overtake it.
+the model has it is over when the model is done with it, which may be after its batch: the next one
+must not overtake it.
 
 Owned by the event-loop thread. Decisions are carried out one after the other, by whoever caused the
 first of them: an answer may submit the next request, and so cause others.
@@ -170,7 +171,7 @@ class LocalSequences:
 
     def over(self, turn: "_CallTurn") -> None:
         """Go on after a request has ended, unless the model has it still."""
-        if turn.running:  # its client has gone
+        if turn.running or turn.lasts:  # its client has gone
             return
         if turn.waits:
             self._wait(turn, False)
@@ -246,7 +247,13 @@ class LocalSequences:
             answer = lost_with(answer)
         elif answer is Deferral.AGAIN and call in self._turns:
             self.again(call)
+        gone = call.ended
+        turn = self._turns.get(call) if final else None
+        if turn is not None:
+            turn.answered, turn.lasts = True, False
         self._batcher.answer(call, answer, final)
+        if turn is not None and gone:
+            self.over(turn)
 
     def lose(self, holder: object) -> None:
         """End the sequences whose state was in a worker that has ended."""
@@ -254,6 +261,10 @@ class LocalSequences:
             slot.lost = True
         lost = self.seats.lose(holder, self._clock.now())
         self._batcher.refuse(holder, lost_before(self._plan.model))
+        for turn in [turn for turn in self._turns.values() if turn.lasts and turn.sequence.gone]:
+            turn.lasts = False
+            if turn.call.ended:
+                self.over(turn)
         self._act(lost)
 
     # --- batches; see `slots.Seats`
@@ -261,7 +272,8 @@ class LocalSequences:
     def begun(self, batch: Batch) -> None:
         """Implements `Seats.begun`."""
         for call in batch.calls:
-            self._turns[call].running = True
+            turn = self._turns[call]
+            turn.running, turn.answered = True, False
 
     def done(self, batch: Batch, ran: bool) -> None:
         """Implements `Seats.done`."""
@@ -270,6 +282,11 @@ class LocalSequences:
             turn.running, turn.ran = False, ran
             if call.ended:
                 self.over(turn)
+
+    def later(self, call: Call) -> None:
+        """Implements `Seats.later`."""
+        turn = self._turns[call]
+        turn.lasts = not turn.answered
 
     def places(self, batch: Batch) -> Sequence[int]:
         """Implements `Seats.places`."""
@@ -426,12 +443,14 @@ class LocalSequences:
 class _CallTurn(Turn, Stage, Owner):
     """A call's turn in its sequence, and its owner while it `waits` here.
 
-    `running` is true while the model has it, `ran` once it has had it. `wanted` are the outputs
-    that its client has asked for, `place` is the number of its seat.
+    `running` is true while the model has it in a batch, `ran` once it has had it. After a batch the
+    request `lasts` until its last response, unless it is `answered` by then. `wanted` are the
+    outputs that its client has asked for, `place` is the number of its seat.
     """
 
     __slots__ = (
-        "_sequences", "arrived", "call", "passive", "place", "ran", "running", "waits", "wanted",
+        "_sequences", "answered", "arrived", "call", "lasts", "passive", "place", "ran", "running",
+        "waits", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -442,7 +461,7 @@ class _CallTurn(Turn, Stage, Owner):
         self._sequences = sequences
         self.call = call
         self.arrived = arrived
-        self.waits = self.running = self.ran = False
+        self.waits = self.running = self.ran = self.lasts = self.answered = False
         self.wanted: tuple[str, ...] = ()
         self.place = 0
         self.passive = not sequences.has_states

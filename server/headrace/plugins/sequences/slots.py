@@ -40,6 +40,9 @@ class Seats(Protocol):
     def done(self, batch: Batch, ran: bool) -> None:
         """Note that the model is done with the requests of a batch, if it `ran`."""
 
+    def later(self, call: Call) -> None:
+        """Note that the model goes on to answer a request after its batch."""
+
     def places(self, batch: Batch) -> Sequence[int]:
         """The place of each request in a batch of fixed slots; none if they are not fixed."""
 
@@ -145,6 +148,8 @@ class SlotInstance(NamedInstance):
         for call, part in zip(batch.calls, outcome.parts or (), strict=False):
             if part is Deferral.AGAIN:
                 self._seats.again(call)
+            elif part is Deferral.LATER:
+                self._seats.later(call)
         self._seats.done(batch, not isinstance(outcome.error, NotStarted))
         self._done(self, batch, outcome)
 
