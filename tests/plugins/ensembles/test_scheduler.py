@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.core.call import Call, InferResponse, Timing, context_of
-from headrace.core.errors import ServerError
+from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.identity import EVERYTHING, Identity, Role
 from headrace.core.limits import ModelLoad, Payer
 from headrace.engine.admission import Admission
@@ -35,13 +35,27 @@ class FakeHost:
     def metric(self, document: Mapping[str, Any]) -> None: ...
 
 
+RESPONSE = InferResponse("one", "1", "7", [text("b", "b")], Timing(1, 2, 1))
+
+
 class HastyHost(FakeHost):
-    """Models that answer while they are asked."""
+    """Models that answer while they are asked, with this response, which may be the last one."""
+
+    def __init__(self, final: bool = True) -> None:
+        super().__init__()
+        self.final = final
 
     def submit(self, call: Call, inside: bool) -> None:
         super().submit(call, inside)
-        response = InferResponse("one", "1", call.id, [text("b", "b")], Timing(1, 2, 1))
-        call.pass_response(response, True)
+        call.pass_response(RESPONSE, self.final)
+
+
+class FailingHost(FakeHost):
+    """Models that fail while they are asked."""
+
+    def submit(self, call: Call, inside: bool) -> None:
+        super().submit(call, inside)
+        call.pass_end(ExecutionFailed("broken"))
 
 
 class Asked(FakeCall):
@@ -49,8 +63,18 @@ class Asked(FakeCall):
 
     def __init__(self) -> None:
         super().__init__()
+        self.told: list[str] = []
         self.take(Call("ensemble", "", "7", {"a": text("a")}))
         self.context, self.nbytes, self.rows = context_of(CLIENT), 1_000, 1
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        self.told.append("final" if final else "response")
+
+    def finish(self) -> None:
+        self.told.append("end")
+
+    def fail(self, error: ServerError) -> None:
+        self.told.append(str(error))
 
     @property
     def payer(self) -> Payer | None:
@@ -82,5 +106,45 @@ def test_an_answer_that_came_while_the_request_was_submitted(cancelled: bool) ->
     if cancelled:
         asked.cancel()
     clock.settle()
-    assert len(asked.responses) == (not cancelled)
+    assert asked.told == ([] if cancelled else ["final"])
     assert (scheduler.busy, load.requests) == (False, 0)
+
+
+@pytest.mark.parametrize(("then", "told"), [
+    ("end", ["response", "end"]),
+    ("fail", ["response", "in ensemble 'ensemble', broken"]),
+    ("respond", ["response", "response", "end"]),
+    ("cancel", []),
+])  # fmt: skip
+def test_the_order_of_early_responses_and_the_end(then: str, told: list[str]) -> None:
+    """A decoupled step has responded at once, and goes on in the same turn of the event loop."""
+    clock, load, asked, host = FakeClock(), ModelLoad(), Asked(), HastyHost(final=False)
+    graph = graph_of("a", "b", {"one": ("a", "b")}, ["one"])
+    scheduler = EnsembleScheduler(graph, "1", host, clock.soon, VersionStatistics(), load)
+    scheduler.submit(asked)
+    [step] = host.calls
+    if then == "cancel":
+        asked.cancel()
+    elif then == "fail":
+        step.pass_end(ExecutionFailed("broken"))
+    else:
+        if then == "respond":
+            step.pass_response(RESPONSE, False)
+        step.pass_end()
+    assert asked.told == []
+    clock.settle()
+    assert asked.told == told
+    assert (scheduler.busy, load.requests, asked.execution) == (False, 0, None)
+
+
+def test_a_step_that_fails_while_the_request_is_submitted() -> None:
+    clock, asked = FakeClock(), Asked()
+    scheduler = EnsembleScheduler(
+        graph_of("a", "b", {"one": ("a", "b")}), "1", FailingHost(), clock.soon,
+        VersionStatistics(), ModelLoad(),
+    )  # fmt: skip
+    scheduler.submit(asked)
+    assert asked.told == []
+    clock.settle()
+    assert asked.told == ["in ensemble 'ensemble', broken"]
+    assert not scheduler.busy

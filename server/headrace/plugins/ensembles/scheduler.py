@@ -9,8 +9,10 @@ Invariant: `EnsembleRun.calls` has every call of a step that was submitted and h
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from copy import copy
+from functools import partial
 from time import monotonic_ns
 
 from headrace.core.call import (
@@ -174,14 +176,15 @@ class EnsembleRun(Owner):
         self._times = [0, 0]  # of all steps: gathering, and execution
         self._held = False  # the client does not read
         self._over = False
-        # Responses that came while the call was being submitted, which are passed on later.
-        self._early: list[tuple[InferResponse, bool]] | None = None
+        # What came while the call was being submitted, and is passed on later, in order: responses,
+        # or the end.
+        self._early: deque[Callable[[], None]] | None = None
 
     # --- for the owner of the request
 
     def begin(self) -> None:
         """Start the first steps; raises the `ServerError` of one that is refused."""
-        self._early = []
+        self._early = deque()
         try:
             self._go(self._progress.begin(self.call.inputs))
         except ServerError as error:
@@ -194,7 +197,8 @@ class EnsembleRun(Owner):
 
     def cancel(self, call: Call) -> None:
         """Implements `Owner.cancel`: cancels all steps."""
-        self._early = None
+        if self._early is not None:
+            self._early.clear()
         if not self._over:
             self._end()
             self.scheduler.statistics.request_failed("CANCELED", monotonic_ns() - call.arrived)
@@ -259,8 +263,7 @@ class EnsembleRun(Owner):
             self._start(start)
         if self._progress.over and not self._over:
             self._complete()
-            self.call.pass_end()
-            self._let_go()
+            self._pass(self.call.pass_end)
 
     def _start(self, start: Start) -> None:
         progress, number = self._progress, start.step.number
@@ -294,18 +297,23 @@ class EnsembleRun(Owner):
         response = part.response_to(signature, scheduler.version, call, timing)
         if final:
             self._complete()
+        self._pass(partial(call.pass_response, response, final))
+
+    def _pass(self, given: Callable[[], None]) -> None:
+        """Pass a response or the end on, once the call has been submitted."""
         if self._early is not None:
-            self._early.append((response, final))
+            self._early.append(given)
             return
-        call.pass_response(response, final)
-        if final:
+        given()
+        if self._over:
             self._let_go()
 
     def _pass_early(self) -> None:
-        """Pass on what came before the call had been submitted."""
-        early, self._early = self._early, None
-        for response, final in early or ():
-            self.call.pass_response(response, final)
+        """Pass on what came before the call had been submitted, and since then."""
+        early = self._early
+        while early:
+            early.popleft()()
+        self._early = None
         if self._over:
             self._let_go()
 
@@ -319,8 +327,7 @@ class EnsembleRun(Owner):
         )
 
     def _fail(self, error: ServerError) -> None:
-        self.call.pass_end(self._end_failed(error))
-        self._let_go()
+        self._pass(partial(self.call.pass_end, self._end_failed(error)))
 
     def _end_failed(self, error: ServerError) -> ServerError:
         """Count the request as failed; returns the error for its client, in Triton's words."""
