@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
 from tests.models.python_models import tensors, write_python_model
 from tests.support.http_client import HttpClient
+from tests.support.remote import free_port, write_remote
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server
 
@@ -69,6 +71,15 @@ def write_models(root: Path) -> None:
         lock = root.parent / (name if name == "free" else "lock")
         source = ALONE.replace("{lock}", str(lock))
         write_python_model(root, name, source, f"max_batch_size: 2\n{group}{SIGNATURE}")
+    # By a server that is not there, and else by this one.
+    group = 'instance_group { rate_limiter { resources { name: "R" count: 2 global: true } } }'
+    write_remote(
+        root, "either", f"127.0.0.1:{free_port()}", fail_over="python",
+        more=f"max_batch_size: 2 {group} {SIGNATURE}",
+    )  # fmt: skip
+    (root / "either" / "1").mkdir()
+    source = dedent(ALONE).replace("{lock}", str(root.parent / "lock"))
+    (root / "either" / "1" / "model.py").write_text(source)
     for name, strategy in (("direct", ""), ("oldest", "oldest { max_candidate_sequences: 4 }")):
         limiter = 'resources { name: "R" count: 2 global: true }'
         group = f"instance_group {{ count: 2 rate_limiter {{ {limiter} }} }}\n"
@@ -107,6 +118,25 @@ def test_models_take_turns(server: ServerProcess) -> None:
         labels = {"resource": "R", "device": "global"}
         assert found.value("headrace_rate_limiter_used", **labels) == 0
         assert found.value("headrace_rate_limiter_limit", **labels) == 2
+
+
+def test_a_further_backend_takes_turns_with_other_models(server: ServerProcess) -> None:
+    with ExitStack() as stack, ThreadPoolExecutor(6) as threads:
+        clients = [stack.enter_context(make(server)) for make in CLIENTS.values()]
+        calls = [
+            threads.submit(
+                clients[number // 2 % len(clients)].infer, ("one", "either")[number % 2],
+                {"X": np.array([[number]])},
+            )
+            for number in range(40)
+        ]  # fmt: skip
+        for number, call in enumerate(calls):
+            assert call.result(60)["Y"] == number
+    with Scraper(server.metrics) as scraper:
+        found = scraper.now()
+        assert found.value("headrace_backend_active", model="either", backend="python") == 1
+        labels = {"resource": "R", "device": "global"}
+        assert found.value("headrace_rate_limiter_used", **labels) == 0
 
 
 def test_sequences_take_turns_with_other_models(server: ServerProcess) -> None:

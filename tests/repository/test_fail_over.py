@@ -12,6 +12,7 @@ from headrace.repository.fail_over import (
     FurtherBackend,
     InvalidOrder,
     entry_config,
+    groups_here,
     needs_files,
     problems,
     queue_size,
@@ -125,3 +126,19 @@ def test_each_entry_has_a_configuration_of_its_own() -> None:
     own.input.add(name="x")
     assert joined == own
     assert given.parameters["execution"].string_value == "thread"
+
+
+@pytest.mark.parametrize(("group", "count"), [
+    ('instance_group { rate_limiter { resources { name: "R" count: 3 } priority: 2 } }', 3),
+    ("instance_group { count: 2 }", 0), ("", 0),
+])  # fmt: skip
+def test_further_backends_here_share_resources_as_the_first_group(group: str, count: int) -> None:
+    given = config(more=group, fail_over=f"{URL}; onnxruntime; python")
+    found = groups_here(given)
+    assert [one.name for one in found] == ["m_onnxruntime", "m_python"]
+    for one in found:
+        assert [resource.count for resource in one.rate_limiter.resources] == [count] * bool(count)
+        assert one.HasField("rate_limiter") == bool(count)
+    assert [entry_config(given, entry).instance_group[:] for entry in order("onnxruntime")] == [
+        found[:1]
+    ]

@@ -526,6 +526,7 @@ class _Loading:
             instances=self._instances,
             warnings=tuple(dict.fromkeys(warnings)),
             seconds=monotonic() - begun,
+            limiter=next((one.limiter for one in self._loaded if one.limiter is not None), None),
             backends=Backends(
                 tuple(tier.label for tier in self._tiers),
                 fail_over.queue_size(own.config),

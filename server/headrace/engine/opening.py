@@ -341,7 +341,8 @@ def _idle_fields(
         yield Problem("response_cache.enable", text)
     yield from _idle_ragged(given, config.backend, backend.ragged)
     limited = any(group.HasField("rate_limiter") for group in config.instance_group)
-    limits = options.limiter is not None and backend.places_instances
+    here = backend.places_instances or fail_over.needs_files(config)
+    limits = options.limiter is not None and here
     if limited and not (limits or options.elsewhere):
         text = "has no effect without --rate-limit=execution_count, or on other servers"
         yield Problem("instance_group.rate_limiter", text)

@@ -117,10 +117,25 @@ def entry_config(config: ModelConfig, entry: FurtherBackend) -> ModelConfig:
         result.parameters["endpoints"].string_value = entry.endpoints
         result.parameters.pop("execution", None)
         return result
-    count = int(parameter(config, INSTANCES) or 1)
-    name = f"{config.name}_{entry.name}"
-    result.instance_group.add(name=name, kind=ModelInstanceGroup.KIND_CPU, count=count)
+    result.instance_group.append(_group(config, entry.name))
     return result
+
+
+def groups_here(config: ModelConfig) -> list[ModelInstanceGroup]:
+    """The instance groups of the further backends that run here."""
+    entries = _split(parameter(config, PARAMETER))
+    return [_group(config, entry) for entry in entries if "://" not in entry]
+
+
+def _group(config: ModelConfig, name: str) -> ModelInstanceGroup:
+    """The instances of a further backend here, which need the resources of the first group."""
+    count = int(parameter(config, INSTANCES) or 1)
+    kind = ModelInstanceGroup.KIND_CPU
+    group = ModelInstanceGroup(name=f"{config.name}_{name}", kind=kind, count=count)
+    for first in config.instance_group[:1]:
+        if first.HasField("rate_limiter"):
+            group.rate_limiter.CopyFrom(first.rate_limiter)
+    return group
 
 
 def with_own_fields(complete: ModelConfig, own: ModelConfig) -> ModelConfig:

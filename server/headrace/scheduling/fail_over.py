@@ -35,7 +35,15 @@ from headrace.core.errors import (
     WorkerDied,
 )
 from headrace.observability.statistics import BackendCounts
-from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
+from headrace.scheduling.batch import (
+    Answer,
+    Batch,
+    Deferral,
+    Instance,
+    NamedInstance,
+    NotStarted,
+    Outcome,
+)
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.clock import Clock, Timer
 from headrace.scheduling.quarantine import Quarantine
@@ -258,7 +266,7 @@ class Tier:
 
 
 class _Guard:
-    """Represents an instance at the scheduler."""
+    """Represents an instance at the scheduler; a `NamedInstance`, "" for one of an upstream."""
 
     __slots__ = ("_runs", "instance", "job", "leaves", "removed", "resting", "tier")
 
@@ -270,6 +278,11 @@ class _Guard:
         self.leaves = False
         self.removed: Callable[[], None] | None = None  # called when it has been removed
         self._runs = False  # `execute` of the instance is on the stack
+
+    @property
+    def name(self) -> str:
+        """Implements `NamedInstance.name`."""
+        return self.instance.name if isinstance(self.instance, NamedInstance) else ""
 
     @property
     def load(self) -> int:

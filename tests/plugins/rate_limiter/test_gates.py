@@ -1,25 +1,27 @@
 """Gates before the instances of real schedulers, on one manual clock."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.errors import LoadFailed
+from headrace.core.errors import LoadFailed, Unavailable
 from headrace.observability.statistics import VersionStatistics
 from headrace.plugins.rate_limiter import rate_limiter
 from headrace.plugins.rate_limiter.gates import ResourceLimiter
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.completion import normalise
 from headrace.repository.config import parse_config
-from headrace.scheduling.batch import Instance
+from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome
 from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.fail_over import Tiers
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 from tests.scheduling.fakes import FakeCall, FakeClock, FakeInstance, request, signature, submitted
 
 MS = 1_000_000
+Done = Callable[[Instance, Batch, Outcome], None]
 
 
 def config(*groups: str) -> ModelConfig:
@@ -209,12 +211,118 @@ def test_instances_that_could_never_run_are_refused() -> None:
     assert text == "instance g1_0 needs 3 of 'R', and --rate-limit-resource has 2"
 
 
-def test_fail_over_is_refused() -> None:
-    settings = config(f"1 {needs(1)}")
-    settings.parameters["fail_over"].string_value = "x"
-    [(path, text)] = problems(rate_limiter([]), settings)
-    assert path == "instance_group[0].rate_limiter.resources[0]"
-    assert text == "cannot be combined with parameters['fail_over']"
+# --- several backends
+
+
+def failing_over(group: str, order: str, instances: str = "") -> ModelConfig:
+    settings = config(group)
+    settings.parameters["fail_over"].string_value = order
+    if instances:
+        settings.parameters["fail_over_instances"].string_value = instances
+    return settings
+
+
+def test_further_backends_need_what_the_first_group_needs() -> None:
+    settings = failing_over(f"1 {needs(3)}", "python", "2")
+    assert problems(rate_limiter(["R:3"]), settings) == []
+    found = problems(rate_limiter(["R:2"]), settings)
+    assert found == [
+        ("instance_group[0].rate_limiter.resources",
+         f"instance {name} needs 3 of 'R', and --rate-limit-resource has 2")
+        for name in ("g0_0", "m_python_0", "m_python_1")
+    ]  # fmt: skip
+
+
+class UpstreamInstance:
+    """An instance without a name, which holds its batch until `inner` finishes it."""
+
+    load = 0
+
+    def __init__(self, inner: FakeInstance) -> None:
+        self.inner = inner
+
+    def serves(self, target: object) -> bool:
+        return True
+
+    def execute(self, batch: Batch, done: Done) -> None:
+        self.inner.execute(batch, lambda _, batch, outcome: done(self, batch, outcome))
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class TieredVersion:
+    """A version whose first backend runs here, the second on an upstream, the third here."""
+
+    def __init__(self, limited: Limited, settings: ModelConfig) -> None:
+        self.clock = limited.clock
+        batcher = Batcher(
+            signature(), "1", SchedulingPolicy(BatchPolicy(1)), self.clock, VersionStatistics(),
+            lambda calls, error: None,
+        )  # fmt: skip
+        gate = limited.limiter.gate(settings, batcher.wake)
+        assert gate is not None
+        batcher.limit(gate)
+        self.tiers = Tiers("m", ["onnxruntime", "triton", "python"], batcher, self.clock, {})
+        names = ("g0_0", "", "m_python_0")
+        self.fakes = [FakeInstance(self.clock, all_runs=limited.runs, name=n) for n in names]
+        first, upstream, last = self.fakes
+        self.instances: list[Instance] = [first, UpstreamInstance(upstream), last]
+        for tier, instance in zip(self.tiers, self.instances, strict=True):
+            tier.add_instance(instance)
+
+    def ask(self, name: str) -> FakeCall:
+        return submitted(self.tiers.submit, request(name, 1), FakeCall(name), 1)
+
+    def lose(self, *ranks: int) -> None:
+        for rank in ranks:
+            self.tiers[rank].suspend(self.instances[rank])
+
+
+@pytest.mark.parametrize(("lost", "waits", "used"), [
+    ((), True, 1),  # the first backend needs the resource
+    ((0,), False, 0),  # an upstream needs nothing
+    ((0, 1), True, 1),  # the last one runs here, too
+])  # fmt: skip
+def test_backends_that_run_here_take_their_resources(
+    lost: Sequence[int], waits: bool, used: int
+) -> None:
+    limited = Limited("R:1")
+    holder = limited.version(config(f"1 {needs(1)}"), ["g0_0"])
+    settings = failing_over(f"1 {needs(1)}", "grpc://standby:8001; python")
+    version = TieredVersion(limited, settings)
+    limited.clock.settle()
+    version.lose(*lost)
+    limited.clock.settle()
+    holder.ask("held")
+    limited.clock.settle()
+    call = version.ask("a")
+    limited.clock.settle()
+    assert limited.runs == ([["held"]] if waits else [["held"], ["a"]])
+    holder.finish()
+    assert limited.runs == [["held"], ["a"]]
+    assert limited.used() == used
+    [running] = [fake for fake in version.fakes if fake.busy]
+    assert running is version.fakes[len(lost)]
+    running.finish()
+    limited.clock.settle()
+    assert (len(call.responses), limited.used()) == (1, 0)
+    assert not version.tiers.busy
+
+
+def test_a_batch_keeps_its_units_when_its_backend_refuses_it() -> None:
+    limited = Limited("R:1")
+    version = TieredVersion(limited, failing_over(f"1 {needs(1)}", "grpc://a:1; python"))
+    limited.clock.settle()
+    call = version.ask("a")
+    limited.clock.settle()
+    version.fakes[0].report(NotStarted(Unavailable("not here")))
+    limited.clock.settle()
+    assert version.fakes[1].busy
+    assert limited.used() == 1
+    version.fakes[1].finish()
+    limited.clock.settle()
+    assert (len(call.responses), limited.used()) == (1, 0)
 
 
 # --- calls for certain instances, as those of sequences are

@@ -5,6 +5,7 @@ the queue, where the batch grows. Owned by the event-loop thread, but for `probl
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from headrace.observability.statistics import Family, Sourced
 from headrace.plugins.rate_limiter.decisions import (
@@ -17,6 +18,7 @@ from headrace.plugins.rate_limiter.decisions import (
 )
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import Problem
+from headrace.repository.fail_over import groups_here
 from headrace.repository.reading import placements
 from headrace.scheduling.batch import Instance, NamedInstance
 
@@ -42,9 +44,7 @@ class ResourceLimiter:
                     kind = "of each device" if everywhere else "global"
                     text = f"resource '{resource.name}' is {kind} in other instance groups"
                     yield Problem(f"{path}.global", text)
-                if "fail_over" in config.parameters:
-                    yield Problem(path, "cannot be combined with parameters['fail_over']")
-        for name, needs, index in _needs(config):
+        for name, needs, index, _ in _needs(config):
             for needed, count in needs.items():
                 limit = limit_of(self._limits, needed)
                 if limit is not None and count > limit:
@@ -117,8 +117,7 @@ class ResourceGate:
     def follow(self, config: ModelConfig) -> None:
         """Implements `VersionGate.follow`; instances that run keep what they have."""
         before, wanted = self._leaving | self._contenders, {}
-        for name, needs, index in _needs(config):
-            priority = config.instance_group[index].rate_limiter.priority
+        for name, needs, _, priority in _needs(config):
             known = before.get(name)
             if known is None or (known.needs, known.priority) != (needs, max(priority, 1)):
                 known = Contender(needs, priority)
@@ -139,9 +138,12 @@ class ResourceGate:
     def enter(self, idle: Sequence[Instance]) -> Instance | None:
         """Implements `InstanceGate.enter`, for the one whose turn is first."""
         able: list[tuple[bool, int, Contender, Instance]] = []
+        unlimited: list[Instance] = []
         for instance in idle:
             one = self._contender(instance)
-            if not instance.load and one not in self._running.values():
+            if one is None:
+                unlimited.append(instance)
+            elif not instance.load and one not in self._running.values():
                 able.append((not one.granted, one.turn, one, instance))
         for _, _, one, instance in sorted(able, key=lambda each: each[:2]):
             if not one.granted:
@@ -150,11 +152,12 @@ class ResourceGate:
             if one.granted:
                 self._running[instance] = one
                 return instance
-        return None
+        return min(unlimited, key=attrgetter("load"), default=None)
 
     def leave(self, instance: Instance, again: bool) -> None:
         """Implements `InstanceGate.leave`."""
-        one = self._running.pop(instance)
+        if (one := self._running.pop(instance, None)) is None:
+            return
         stays = one in self._all
         self._limiter.wake(self._shares.give_back(one, again and stays))
         if not stays:
@@ -162,7 +165,8 @@ class ResourceGate:
 
     def decline(self, instance: Instance) -> None:
         """Implements `InstanceGate.decline`."""
-        self._limiter.wake(self._shares.withdraw(self._running.pop(instance)))
+        if (one := self._running.pop(instance, None)) is not None:
+            self._limiter.wake(self._shares.withdraw(one))
 
     def rest(self, waits: bool) -> None:
         """Implements `InstanceGate.rest`."""
@@ -182,18 +186,28 @@ class ResourceGate:
     def _all(self) -> Sequence[Contender]:
         return [*self._contenders.values(), *self._leaving.values()]
 
-    def _contender(self, instance: Instance) -> Contender:
-        """The contender of an instance, which has a name: others have no groups."""
+    def _contender(self, instance: Instance) -> Contender | None:
+        """The contender of an instance; None for one of an upstream, which has no name."""
         assert isinstance(instance, NamedInstance), "an instance without a name. This is a bug."
+        if not instance.name:
+            return None
         return self._contenders.get(instance.name) or self._leaving[instance.name]
 
 
-def _needs(config: ModelConfig) -> Iterator[tuple[str, Mapping[Resource, int], int]]:
-    """The name of each instance, its needs, and the index of its group."""
-    for placed in placements(config):
+def _needs(config: ModelConfig) -> Iterator[tuple[str, Mapping[Resource, int], int, int]]:
+    """The name of each instance, its needs, the index of the group that says so, its priority.
+
+    Those of further backends that run here need what the first group says.
+    """
+    whole = ModelConfig()
+    whole.CopyFrom(config)
+    whole.instance_group.extend(groups_here(config))
+    own = len(config.instance_group)
+    for placed in placements(whole):
         device = _CPU if placed.device is None else placed.device
+        limiter = whole.instance_group[placed.group].rate_limiter
         needs: dict[Resource, int] = {}
-        for resource in config.instance_group[placed.group].rate_limiter.resources:
+        for resource in limiter.resources:
             key = Resource(resource.name, GLOBAL if getattr(resource, "global") else device)
             needs[key] = needs.get(key, 0) + resource.count
-        yield placed.name, needs, placed.group
+        yield placed.name, needs, placed.group if placed.group < own else 0, limiter.priority
