@@ -55,7 +55,8 @@ def models(tmp_path_factory: pytest.TempPathFactory, lingering: Path) -> Path:
     write_adder(root, "alone", "", rows=0)
     write_adder(root, "brief", OLDEST, idle_us=100_000)
     write_running_sum(root, "kept", "direct { }", outputs='"SUM" "BEGAN"')
-    write_running_sum(root, "shown", OLDEST, outputs='"SUM" "STATE_OUT"')
+    buffers = "use_same_buffer_for_input_output: true use_growable_memory: true"
+    write_running_sum(root, "shown", OLDEST, outputs='"SUM" "STATE_OUT"', more=buffers)
     write_stateless(root, "stateless", "direct { }")
     write_countdown(root, "countdown", "direct { }")
     write_countdown(root, "oldest_countdown", OLDEST)

@@ -237,8 +237,9 @@ def write_running_sum(
     initial: str = "zero_data: true dims: [ 1 ]",
     outputs: str = '"SUM" "BEGAN"',
     width: int = 1,
+    more: str = "",
 ) -> Path:
-    """An ONNX model whose sum so far is kept by the server."""
+    """An ONNX model whose sum so far is kept by the server; `more` are fields of its `state`."""
     dims = {"SUM": width, "STATE_OUT": width, "BEGAN": 1}
     declared = "".join(
         f'output {{ name: "{one}" data_type: TYPE_FP32 dims: [ {dims[one]} ] }}\n'
@@ -259,6 +260,7 @@ def write_running_sum(
           state {{
             input_name: "STATE" output_name: "STATE_OUT" data_type: TYPE_FP32 dims: [ {width} ]
             initial_state {{ name: "begin" data_type: TYPE_FP32 {initial} }}
+            {more}
           }}
         }}
     """)  # fmt: skip

@@ -56,6 +56,7 @@ def control(kind: str, name: str = "C") -> str:
      "control_input[0].control[0].int32_false_true: CONTROL_SEQUENCE_CORRID has a data_type, and no"
      " values for false and true"),
     (f"state {{ {STATE} dims: [ -1 ] }}", ""),
+    (f"state {{ {STATE} use_same_buffer_for_input_output: true use_growable_memory: true }}", ""),
     (f"state {{ {STATE} dims: [ 0 ] }}", "state[0].dims: every dimension must be positive, or -1"
      " for variable, got [0]"),
     ('state { output_name: "T" data_type: TYPE_FP32 }',
