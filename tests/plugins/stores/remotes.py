@@ -1,5 +1,7 @@
 """Stores elsewhere: their models brought to a cache, and servers that follow them."""
 
+import io
+import tarfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -32,6 +34,24 @@ def brought(store: Store, name: str) -> dict[str, bytes]:
     assert Digests().problems(lease.path) == []
     assert (lease.path / MANIFEST).read_bytes()
     return files_of(lease.path)
+
+
+def tarred(*members: tuple[tarfile.TarInfo | str, bytes], mode: str = "w:gz") -> bytes:
+    """A tar archive of these members, with gzip by default."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode=mode) as archive:  # type: ignore[call-overload]
+        for member, content in members:
+            info = tarfile.TarInfo(member) if isinstance(member, str) else member
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return made.getvalue()
+
+
+def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    """A member of an archive that is no plain file."""
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
 
 
 def following_server(

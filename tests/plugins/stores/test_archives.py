@@ -20,7 +20,13 @@ from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.model_files import MANIFEST, write_manifest
 from headrace.repository.store import StoreOptions
 from tests.models.onnx_graphs import constant, write_model
-from tests.plugins.stores.remotes import brought, following_server, opened_store
+from tests.plugins.stores.remotes import (
+    brought,
+    following_server,
+    opened_store,
+    special,
+    tarred,
+)
 from tests.support.object_store import BUCKET, ObjectStore
 from tests.support.scrape import until
 from tests.support.stores import constant_of
@@ -32,22 +38,6 @@ def zipped(files: Mapping[Any, bytes]) -> bytes:
         for name, content in files.items():
             archive.writestr(name, content)
     return made.getvalue()
-
-
-def tarred(*members: tuple[tarfile.TarInfo | str, bytes], mode: str = "w:gz") -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode=mode) as archive:  # type: ignore[call-overload]
-        for member, content in members:
-            info = tarfile.TarInfo(member) if isinstance(member, str) else member
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return made.getvalue()
-
-
-def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
-    return info
 
 
 def linked(name: str) -> zipfile.ZipInfo:
@@ -79,7 +69,7 @@ GOOD = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_plain_files_are_unpacked(name: str, tmp_path: Path) -> None:
-    unpack(io.BytesIO(GOOD[name]), name, tmp_path, 1, 1)
+    unpack([(name, io.BytesIO(GOOD[name]))], tmp_path, 1, 1)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files == [tmp_path / "a" / "b"]
     assert files[0].read_bytes() == b"x"
@@ -114,7 +104,7 @@ def test_everything_else_is_refused(name: str, tmp_path: Path) -> None:
     content, message = BAD[name]
     (tmp_path / "within").mkdir()
     with pytest.raises(LoadFailed, match=message):
-        unpack(io.BytesIO(content), name, tmp_path / "within", 1000, 8)
+        unpack([(name, io.BytesIO(content))], tmp_path / "within", 1000, 8)
     assert [path.name for path in tmp_path.iterdir()] == ["within"], "nothing was written outside"
     assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
 

@@ -1,6 +1,7 @@
 """Downloads of files in parts."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -53,10 +54,7 @@ def fetch(files: FileDownloads) -> Fetch:
     def whole(source: Source) -> bytes:
         size = len(CONTENT)
         download = Download("m", size)
-
-        def read(start: int, stop: int) -> bytes:
-            return files.part("memory:one: a", source.read, start, stop, download)
-
+        read = partial(files.part, "memory:one: a", source.read, download)
         with files.large("key", size, "m: a", read, download) as draft:
             assert download.done == size
             with draft.opened() as file:
@@ -88,6 +86,6 @@ def test_parts_that_are_here_are_not_read_again(fetch: Fetch, counts: StoreCount
 def test_a_part_of_another_length_is_refused(files: FileDownloads, counts: StoreCounts) -> None:
     download = Download("m", 3)
     with pytest.raises(LoadFailed, match=r"^memory:one: a: 2 bytes came in place of 3$"):
-        files.part("memory:one: a", lambda start, stop: b"ab", 0, 3, download)
-    assert files.part("memory:one: a", Source().read, 3, 3, download) == b""
+        files.part("memory:one: a", lambda start, stop: b"ab", download, 0, 3)
+    assert files.part("memory:one: a", Source().read, download, 3, 3) == b""
     assert (counts.read_bytes, download.done) == (0, 0)

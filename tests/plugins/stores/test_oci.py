@@ -2,10 +2,13 @@
 
 import base64
 import hashlib
+import io
 import json
 import os
+import re
 import signal
-from collections.abc import Callable, Iterator
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +20,38 @@ from headrace.plugins.stores.contents import PART
 from headrace.plugins.stores.oci import (
     ARTEFACT_TYPE,
     TITLE,
+    ArtefactFiles,
     ArtefactPlace,
     OciRemote,
+    PackedLayer,
     parse_artefact,
     read_address,
 )
-from headrace.plugins.stores.registry import MANIFEST_TYPE, RegistryLogin, find_credentials
+from headrace.plugins.stores.registry import (
+    MANIFEST_TYPE,
+    Registry,
+    RegistryLogin,
+    find_credentials,
+)
 from headrace.plugins.stores.remote import ModelState, RemoteFile, Unreached
 from headrace.repository.catalogue import open_store
-from headrace.repository.model_files import MANIFEST, Digests, manifest_of
+from headrace.repository.model_files import (
+    MANIFEST,
+    Digests,
+    digest_of,
+    manifest_of,
+    write_manifest,
+)
 from headrace.repository.store import StoreOptions
 from tests.models.onnx_graphs import constant, write_model
-from tests.plugins.stores.remotes import following_server
+from tests.plugins.stores.remotes import (
+    brought,
+    files_of,
+    following_server,
+    opened_store,
+    special,
+    tarred,
+)
 from tests.support.registry import SECRET, USER, RegistryProcess, TokenServer, passwords
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
@@ -68,10 +91,41 @@ def layer(title: str, digest: str = DIGEST, **notes: str) -> dict[str, Any]:
 
 def test_layers_without_a_title_are_no_files() -> None:
     text = json.dumps({"layers": [layer("1/model.onnx"), {"digest": DIGEST, "size": 9}]})
-    assert parse_artefact(text.encode()) == {"1/model.onnx": RemoteFile(3, DIGEST, DIGEST)}
+    found = parse_artefact(text.encode())
+    assert found == ArtefactFiles({"1/model.onnx": RemoteFile(3, DIGEST, DIGEST)}, [])
 
 
+FILEPATH = "org.cncf.model.filepath"
+IMAGE_LAYER = "application/vnd.oci.image.layer.v1.tar"
 UNPACKED = {"io.deis.oras.content.unpack": "true"}
+
+
+# Type and annotations of a layer; its path, or the suffix of the archive that it is.
+LAYERS = [
+    (f"{IMAGE_LAYER}+gzip", {TITLE: "m", **UNPACKED}, "", ".tar.gz"),  # a directory of ORAS
+    ("application/vnd.acme", {TITLE: "m", **UNPACKED}, "", ".tar.gz"),
+    (f"{IMAGE_LAYER}+gzip", {TITLE: "m"}, "", ".tar.gz"),  # one of its library for Python
+    (f"{IMAGE_LAYER}+gzip", {TITLE: "m.tar.gz"}, "m.tar.gz", ""),
+    (IMAGE_LAYER, {TITLE: "m.onnx"}, "m.onnx", ""),  # its type for any file
+    ("application/vnd.docker.ai.safetensors", {FILEPATH: "a.safetensors"}, "a.safetensors", ""),
+    ("application/vnd.docker.ai.dir.tar", {FILEPATH: "tokens"}, "", ".tar"),
+    ("application/vnd.docker.ai.vllm.config.tar", {}, "", ".tar"),
+    ("application/vnd.cncf.model.weight.v1.raw", {FILEPATH: "1/model.onnx"}, "1/model.onnx", ""),
+    ("application/vnd.cncf.model.weight.config.v1.tar", {FILEPATH: "a"}, "", ".tar"),
+    ("application/vnd.cnai.model.weight.v1.tar+gzip", {}, "", ".tar.gz"),
+    ("application/vnd.kitops.modelkit.model.v1.tar+gzip", {}, "", ".tar.gz"),
+]
+
+
+@pytest.mark.parametrize(("kind", "notes", "path", "suffix"), LAYERS)
+def test_layers_of_other_tools(kind: str, notes: dict[str, str], path: str, suffix: str) -> None:
+    described = {"mediaType": kind, "digest": DIGEST, "size": 3, "annotations": notes}
+    found = parse_artefact(json.dumps({"layers": [described]}).encode())
+    assert list(found.files) == [path] * bool(path)
+    assert found.archives == [PackedLayer(DIGEST, 3, suffix)] * bool(suffix)
+
+
+ZSTD = {"mediaType": "application/vnd.cncf.model.weight.v1.tar+zstd", "digest": DIGEST, "size": 3}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +137,8 @@ UNPACKED = {"io.deis.oras.content.unpack": "true"}
         ('{"layers": []}', "none of its layers is a file"),
         (json.dumps({"layers": [layer("a", "sha512:00")]}), "a has the digest sha512:00, expected"),
         (json.dumps({"layers": [layer("a"), layer("a")]}), "a is there twice"),
-        (json.dumps({"layers": [layer("a", **UNPACKED)]}), "a is a packed directory"),
+        (json.dumps({"layers": [layer("a", **UNPACKED)] * 2}), "a is there twice"),
+        (json.dumps({"layers": [ZSTD]}), r"a layer is of the type .*zstd, expected tar or tar\+gz"),
     ],
 )
 def test_invalid_artefacts(document: str, message: str) -> None:
@@ -246,6 +301,126 @@ def test_artefacts_of_other_tools(registry: RegistryProcess, tmp_path: Path) -> 
     assert store.problems("plain") == []
     with pytest.raises(LoadFailed, match="image: none of its layers is a file: none has a title"):
         store.materialise("image", store.token("image"))
+
+
+def put_artefact(
+    registry: RegistryProcess, repository: str, tag: str, *layers: tuple[dict[str, str], bytes],
+    kinds: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Write an artefact of layers with these annotations, contents and types, by default ORAS'."""
+    there = Registry(f"http://{registry.host}", repository, "")
+
+    def put(content: bytes, kind: str) -> dict[str, Any]:
+        there.push(digest_of(content), len(content), io.BytesIO(content))
+        return {"mediaType": kind, "digest": digest_of(content), "size": len(content)}
+
+    config = put(b"{}", "application/vnd.oci.empty.v1+json")
+    described = [
+        put(content, kind) | {"annotations": notes}
+        for (notes, content), kind in zip(layers, kinds or [IMAGE_LAYER] * len(layers), strict=True)
+    ]
+    document = {
+        "schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": config, "layers": described,
+    }  # fmt: skip
+    registry.put_manifest(repository, tag, document, MANIFEST_TYPE)
+
+
+FILES = {"1/model.onnx": b"one", "config.pbtxt": b"# m\n"}
+VERSION = (
+    {TITLE: "1", **UNPACKED},
+    tarred((special("1", tarfile.DIRTYPE), b""), ("1/model.onnx", b"one")),
+)
+CONFIG = {TITLE: "config.pbtxt"}, FILES["config.pbtxt"]
+
+
+def test_packed_directories(registry: RegistryProcess, tmp_path: Path) -> None:
+    """Directories as `oras push` packs them: `m/`, `./1 ./config.pbtxt`, and files below `m`."""
+    whole = {TITLE: "m", **UNPACKED}, tarred(*((f"m/{path}", FILES[path]) for path in FILES))
+    put_artefact(registry, "packed", "whole", whole)
+    put_artefact(registry, "packed", "beside", CONFIG, VERSION)
+    below = [({TITLE: f"m/{path}"}, content) for path, content in FILES.items()]
+    put_artefact(registry, "packed", "below", *below)
+    store = opened_store(f"oci://{registry.host}/packed", tmp_path)
+    for name in ("whole", "beside", "below"):
+        assert brought(store, name) == FILES
+        assert store.problems(name) == []
+    contents = store.remote.contents("whole")
+    file = contents.files["1/model.onnx"]
+    assert store.remote.read("whole", "1/model.onnx", file, 1, 3) == b"ne"
+    assert not list((tmp_path / "partial").iterdir())
+
+
+def test_a_model_of_docker(registry: RegistryProcess, tmp_path: Path) -> None:
+    weights = {FILEPATH: "model.safetensors"}, b"weights"
+    packed = tarred(("config.json", b"{}"), ("tokens/a.txt", b"a"), mode="w")
+    kinds = "application/vnd.docker.ai.safetensors", "application/vnd.docker.ai.vllm.config.tar"
+    put_artefact(registry, "docker", "m", weights, ({}, packed), kinds=kinds)
+    assert brought(opened_store(f"oci://{registry.host}/docker", tmp_path), "m") == {
+        "model.safetensors": b"weights", "config.json": b"{}", "tokens/a.txt": b"a",
+    }  # fmt: skip
+
+
+def test_a_packed_directory_is_fetched_once(registry: RegistryProcess, tmp_path: Path) -> None:
+    put_artefact(registry, "once", "m", CONFIG, VERSION)
+    store = opened_store(f"oci://{registry.host}/once", tmp_path)
+    assert brought(store, "m") == FILES
+    assert store.counts.read_bytes == len(CONFIG[1]) + len(VERSION[1])
+    put_artefact(registry, "once", "m", (CONFIG[0], b"# new\n"), VERSION)
+    again = opened_store(f"oci://{registry.host}/once", tmp_path)
+    assert brought(again, "m") == FILES | {"config.pbtxt": b"# new\n"}
+    assert again.counts.read_bytes == len(b"# new\n")
+
+
+def test_a_manifest_in_a_packed_directory(registry: RegistryProcess, tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "m", b"one", "# m\n")
+    write_manifest(directory)
+    files = files_of(directory) | {MANIFEST: (directory / MANIFEST).read_bytes()}
+    packed = tarred(*((f"m/{path}", content) for path, content in files.items()))
+    put_artefact(registry, "manifest", "m", ({TITLE: "m", **UNPACKED}, packed))
+    store = opened_store(f"oci://{registry.host}/manifest", tmp_path / "cache")
+    assert brought(store, "m") == FILES
+    lease = store.materialise("m", store.token("m"))
+    assert (lease.path / MANIFEST).read_bytes() == files[MANIFEST]
+
+
+OTHER = {TITLE: "2", **UNPACKED}, tarred(("2/model.onnx", bytes(600)))
+LARGE = {TITLE: "3", **UNPACKED}, tarred(("3/model.onnx", bytes(600)))
+LINK = {TITLE: "4", **UNPACKED}, tarred((special("4/model.onnx", tarfile.SYMTYPE, "/etc"), b""))
+NO_ARCHIVE = {TITLE: "5", **UNPACKED}, b"no archive"
+REFUSED = [
+    ([OTHER, LARGE], {"archive_bytes": 1000, "archive_ratio": 1}, "it unpacks to more than 1000 b"),
+    ([OTHER, LARGE], {"archive_files": 1}, "it has more than 1 files (--store-archive-files)"),
+    ([VERSION, LINK], {}, "'4/model.onnx' is no file"),
+    ([NO_ARCHIVE], {}, "it cannot be unpacked: "),
+    ([VERSION, ({TITLE: "1/model.onnx"}, b"one")], {}, "1/model.onnx is there twice"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layers", "limits", "message"), REFUSED)
+def test_refused_archives(
+    layers: list[tuple[dict[str, str], bytes]], limits: dict[str, int], message: str,
+    registry: RegistryProcess, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Only their own model cannot be loaded, and they are not fetched again."""
+    put_artefact(registry, "refused", "bad", *layers)
+    put_artefact(registry, "refused", "good", CONFIG)
+    store = opened_store(f"oci://{registry.host}/refused", tmp_path, **limits)
+    with pytest.raises(LoadFailed, match=re.escape(f"refused: bad: {message}")):
+        brought(store, "bad")
+    read = store.counts.read_bytes
+    with pytest.raises(LoadFailed, match=re.escape(message)):
+        brought(store, "bad")
+    assert store.counts.read_bytes == read
+    assert brought(store, "good") == {"config.pbtxt": CONFIG[1]}
+
+
+def test_a_damaged_archive_is_not_unpacked(registry: RegistryProcess, tmp_path: Path) -> None:
+    packed = tarred(("1/model.onnx", b"to be damaged"))
+    put_artefact(registry, "damaged", "m", ({TITLE: "1", **UNPACKED}, packed))
+    registry.blob_file(digest_of(packed)).write_bytes(bytes(len(packed)))
+    store = opened_store(f"oci://{registry.host}/damaged", tmp_path)
+    with pytest.raises(LoadFailed, match=f"m: its layer {digest_of(packed)} has another digest"):
+        brought(store, "m")
 
 
 def test_a_registry_out_of_reach(registry: RegistryProcess) -> None:

@@ -16,7 +16,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
@@ -25,7 +25,7 @@ from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.cache import cache_of, key_of
 from headrace.plugins.stores.contents import PART
 from headrace.plugins.stores.download import FileDownloads, StoreCounts
-from headrace.plugins.stores.held_tree import HeldModel, HeldTree
+from headrace.plugins.stores.held_tree import HeldModel, HeldTree, RefusedArchive
 from headrace.plugins.stores.objects import library, library_errors, opened_site
 from headrace.plugins.stores.remote import (
     ModelState,
@@ -49,10 +49,6 @@ _CHUNK = 1 << 20
 _TOOLS_OWN = "__MACOSX"  # what macOS adds to archives
 
 
-class RefusedArchive(LoadFailed):
-    """An archive whose content is refused."""
-
-
 class ArchiveMember(NamedTuple):
     """An entry of an archive: its path; `problem` is why it is refused; `open` is for its bytes."""
 
@@ -61,18 +57,23 @@ class ArchiveMember(NamedTuple):
     open: Callable[[], IO[bytes]]
 
 
-def unpack(file: IO[bytes], name: str, directory: Path, most: int, most_files: int) -> None:
-    """Write all files of an archive below a directory: at most `most_files` of `most` bytes.
+def most_unpacked(nbytes: int, options: StoreOptions) -> int:
+    """The most bytes that archives of so many bytes may unpack to."""
+    most = max(options.archive_bytes, options.archive_ratio * nbytes)
+    return min(most, options.cache_bytes or most)
 
-    `name` tells its kind by its suffix. Raises `RefusedArchive`, and `LoadFailed` for errors of the
-    disk; files are left behind.
+
+def unpack(
+    archives: Iterable[tuple[str, IO[bytes]]], directory: Path, most: int, most_files: int
+) -> None:
+    """Write all files of archives below a directory: at most `most_files` of `most` bytes in all.
+
+    Each has a name, which tells its kind by its suffix, and is closed. Raises `RefusedArchive`, and
+    `LoadFailed` for errors of the disk; files are left behind.
     """
     left, count = most, 0
     try:
-        members = (
-            _of_zip(file) if name.endswith(".zip") else _of_tar(file, name.endswith("gz"), most)
-        )
-        for member in members:
+        for member in _members(archives, most):
             path = "/".join(PurePosixPath(member.path).parts)  # without `./` before it
             if path.partition("/")[0] == _TOOLS_OWN:
                 continue
@@ -102,6 +103,15 @@ def unpack(file: IO[bytes], name: str, directory: Path, most: int, most_files: i
         raise RefusedArchive(f"it cannot be unpacked: {error}") from error
     except OSError as error:  # of the disk: another attempt may succeed
         raise LoadFailed(f"it cannot be unpacked: {error}") from error
+
+
+def _members(archives: Iterable[tuple[str, IO[bytes]]], most: int) -> Iterator[ArchiveMember]:
+    for name, file in archives:
+        with file:
+            if name.endswith(".zip"):
+                yield from _of_zip(file)
+            else:
+                yield from _of_tar(file, name.endswith("gz"), most)
 
 
 def _of_zip(file: IO[bytes]) -> Iterator[ArchiveMember]:
@@ -162,7 +172,6 @@ class ArchiveRemote(Remote):
         cache = cache_of(options.cache, options.cache_bytes)
         self._tree = HeldTree(self, cache, self._divided)
         self._files = FileDownloads(cache.contents, self.counts, self._tree.stopped)
-        self._refused = ("", "")  # the state of an archive that is refused, and why
 
     def models(self) -> Mapping[str, ModelState]:
         """Implements `Remote.models`; unpacks an archive that is not in the cache."""
@@ -189,9 +198,10 @@ class ArchiveRemote(Remote):
     def _current(self) -> Mapping[str, HeldModel]:
         """The models as of now, brought if it is another archive than before."""
         found = self._found()
-        if self._refused[0] == found.state:  # it is not fetched again
-            raise Unreached(self._refused[1])
-        return self._tree.models(found.state, found.size, partial(self._fill, found))
+        try:
+            return self._tree.models(found.state, found.size, partial(self._fill, found))
+        except RefusedArchive as error:
+            raise Unreached(f"{self.address} cannot be used: {error}") from error
 
     def _found(self) -> FoundArchive:
         with library_errors(self.address):
@@ -205,25 +215,15 @@ class ArchiveRemote(Remote):
     def _fill(self, found: FoundArchive, directory: Path) -> None:
         """Download the archive, and unpack it."""
         log.info("bringing %s: %d bytes", self.address, found.size)
-        key = key_of(self.address, found.state, "archive")
+        key, options = key_of(self.address, found.state, "archive"), self._options
         download = Download(self._name, found.size)
-
-        def read(start: int, stop: int) -> bytes:
-            return self._files.part(self.address, partial(self._read, found), start, stop, download)
-
+        read = partial(self._files.part, self.address, partial(self._read, found), download)
         with self._files.large(key, found.size, self.address, read, download) as draft:
-            if self._found() != found:
-                draft.give_up()
-                raise LoadFailed(f"{self.address} has changed while it was fetched")
-            limits = self._options
-            most = max(limits.archive_bytes, limits.archive_ratio * found.size)
-            most = min(most, limits.cache_bytes or most)
             try:
-                with draft.opened() as file:
-                    unpack(file, self._name, directory, most, limits.archive_files)
-            except RefusedArchive as error:
-                self._refused = found.state, f"{self.address} cannot be used: {error}"
-                raise Unreached(self._refused[1]) from error
+                if self._found() != found:
+                    raise LoadFailed(f"{self.address} has changed while it was fetched")
+                archives, most = [(self._name, draft.opened())], most_unpacked(found.size, options)
+                unpack(archives, directory, most, options.archive_files)
             finally:
                 draft.give_up()
 

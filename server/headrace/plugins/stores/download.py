@@ -62,7 +62,7 @@ class FileDownloads:
     def __init__(self, contents: CachedContents, counts: StoreCounts, stopped: Event) -> None:
         self._contents, self._counts, self._stopped = contents, counts, stopped
 
-    def part(self, what: str, read: Read, start: int, stop: int, download: Download) -> bytes:
+    def part(self, what: str, read: Read, download: Download, start: int, stop: int) -> bytes:
         """A part of the file that messages call `what`; raises `LoadFailed`."""
         backoff = pauses()
         while True:
@@ -176,7 +176,7 @@ class ModelDownloads:
             digest = hashlib.sha256()
             for start in range(0, file.size, PART):
                 stop = min(start + PART, file.size)
-                digest.update(self._part(name, path, file, start, stop, Download(name, 0)))
+                digest.update(self._part(name, path, file, Download(name, 0), start, stop))
             if f"sha256:{digest.hexdigest()}" != file.digest:
                 found[path] = f"{path} does not hold what it is to hold"
 
@@ -190,7 +190,7 @@ class ModelDownloads:
         found: dict[str, str] = {}
 
         def small(path: str, file: RemoteFile) -> None:
-            found[path] = self._contents.put(self._part(name, path, file, 0, file.size, download))
+            found[path] = self._contents.put(self._part(name, path, file, download, 0, file.size))
             self._compare(name, path, file, found[path])
 
         run_all(small, (one for one in files.items() if one[1].size <= PART), self._stopped)
@@ -201,10 +201,7 @@ class ModelDownloads:
 
     def _fetch_large(self, name: str, path: str, file: RemoteFile, download: Download) -> str:
         key = self._key(name, path, file)
-
-        def read(start: int, stop: int) -> bytes:
-            return self._part(name, path, file, start, stop, download)
-
+        read = partial(self._part, name, path, file, download)
         with self._files.large(key, file.size, f"{name}: {path}", read, download) as draft:
             digest = draft.digest()
             try:
@@ -216,10 +213,10 @@ class ModelDownloads:
         return digest
 
     def _part(
-        self, name: str, path: str, file: RemoteFile, start: int, stop: int, download: Download
+        self, name: str, path: str, file: RemoteFile, download: Download, start: int, stop: int
     ) -> bytes:
         read = partial(self._remote.read, name, path, file)
-        return self._files.part(f"{self._address}: {name}/{path}", read, start, stop, download)
+        return self._files.part(f"{self._address}: {name}/{path}", read, download, start, stop)
 
     def _compare(self, name: str, path: str, file: RemoteFile, digest: str) -> None:
         if file.digest and digest != file.digest:

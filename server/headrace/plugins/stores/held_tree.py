@@ -22,6 +22,10 @@ class HeldModel(NamedTuple):
     files: Mapping[str, RemoteFile]
 
 
+class RefusedArchive(LoadFailed):
+    """An archive whose content is refused, as often as it is unpacked."""
+
+
 # The models in a directory with these files.
 Divide = Callable[[Path, Mapping[str, RemoteFile]], Mapping[str, HeldModel]]
 
@@ -39,18 +43,25 @@ class HeldTree:
         self.stopped = Event()
         self._remote, self._cache, self._divide = remote, cache, divide
         self._held: _TreeInUse | None = None
+        self._refused = ("", "")  # the state whose archives are refused, and why
 
     def models(
         self, state: str, nbytes: int, fill: Callable[[Path], None]
     ) -> Mapping[str, HeldModel]:
         """The models in a state; `fill` writes its files into a directory if they are not there.
 
-        They are about `nbytes`. Raises `LoadFailed`.
+        They are about `nbytes`. Raises `LoadFailed`; `RefusedArchive` again without another fill.
         """
+        if self._refused[0] == state:
+            raise RefusedArchive(self._refused[1])
         if self._held is None or self._held.state != state:
             address = self._remote.address
             key = key_of(address, state)
-            lease, found = self._cache.bring(key, address, nbytes, fill, self.stopped)
+            try:
+                lease, found = self._cache.bring(key, address, nbytes, fill, self.stopped)
+            except RefusedArchive as error:
+                self._refused = state, str(error)
+                raise
             files = {
                 path: RemoteFile(size, digest, digest) for path, (digest, size) in found.items()
             }
