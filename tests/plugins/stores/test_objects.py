@@ -157,20 +157,48 @@ def test_publishing_replaces_a_model(here: ObjectStore, tmp_path: Path) -> None:
     assert store.problems("m") == []
 
 
-def test_a_store_of_google(
-    objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reading by its XML interface, which the S3 server has, too."""
+@pytest.fixture
+def google(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a store of Google, whose XML interface the S3 server has, too."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", objects.url.removeprefix("http://"))
+    return f"gs://{BUCKET}"
+
+
+def test_a_store_of_google(google: str, objects: ObjectStore, tmp_path: Path) -> None:
     large = bytes(range(256)) * (PART // 200)
     directory = model(tmp_path, content=large)
     write_manifest(directory)
     objects.put_directory(directory, "google/m")
-    store = open_store(f"gs://{BUCKET}/google", options=StoreOptions(str(tmp_path / "c")))
+    store = open_store(f"{google}/google", options=StoreOptions(str(tmp_path / "c")))
     assert store.names() == {"m"}
     lease = store.materialise("m", store.token("m"))
     assert (lease.path / "1" / "model.onnx").read_bytes() == large
     assert store.problems("m") == []
+
+
+def test_publishing_to_google(google: str, models: Callable[..., str], tmp_path: Path) -> None:
+    """By uploads as a whole and in parts, and deletions."""
+    large = bytes(range(256)) * (PART // 200)
+    directory = model(tmp_path / "source", content=large)
+    stage, live = f"{google}/google-stage", f"{google}/google-live"
+    assert models("push", str(directory.parent), stage).startswith("pushed m, 2 files with ")
+    models("promote", stage, live, "m")
+    assert models("list", "--store", live, "--names") == "m\n"
+    assert models("verify", live) == "m: as its manifest has it\n"
+    remote = ObjectRemote(live)
+    first = remote.contents("m")
+    (directory / "1" / "model.onnx").rename(directory / "1" / "other.onnx")
+    (directory / "config.pbtxt").write_text("# new\n")
+    models("push", str(directory.parent), live)
+    second = remote.contents("m")
+    assert set(second.files) == {"1/other.onnx", "config.pbtxt"}
+    assert second.state != first.state
+    with pytest.raises(LoadFailed, match="google-live: NoSuchKey: "):
+        remote.read("m", "1/model.onnx", first.files["1/model.onnx"], 0, 3)
+    with pytest.raises(LoadFailed, match="google-live: a file has changed while it was fetched"):
+        remote.read("m", "config.pbtxt", first.files["config.pbtxt"], 0, 3)
+    models("pull", live, str(tmp_path / "target"))
+    assert (tmp_path / "target" / "m" / "1" / "other.onnx").read_bytes() == large
 
 
 def test_objects_of_no_model_are_left_out(here: ObjectStore) -> None:
