@@ -16,7 +16,6 @@ from headrace.plugins.stores.remote import (
     RemoteContents,
     RemoteFile,
     Unreached,
-    state_of,
 )
 from headrace.plugins.stores.remote_store import (
     Attempts,
@@ -57,10 +56,7 @@ class Memory(Remote):
 
     def contents(self, name: str) -> RemoteContents:
         self._reach()
-        files = self._files(name)
-        if MANIFEST in files:
-            return self.with_manifest(name, files)
-        return RemoteContents(state_of(files), files)
+        return self.contents_of(name, self._files(name))
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
         self._reach()

@@ -34,7 +34,6 @@ from headrace.plugins.stores.remote import (
     RemoteFile,
     Unreached,
     is_inside,
-    state_of,
     unreached,
 )
 from headrace.plugins.stores.remote_store import RemoteStore
@@ -182,10 +181,7 @@ class ArchiveRemote(Remote):
         models = self._current()
         if name not in models:
             raise self.not_there(name)
-        files = models[name].files
-        if MANIFEST in files:
-            return self.with_manifest(name, files)
-        return RemoteContents.by_digests(state_of(files), files)
+        return self.contents_of(name, models[name].files)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
         """Implements `Remote.read`."""

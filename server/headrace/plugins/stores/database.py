@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 from headrace.core.errors import LoadFailed
 from headrace.plugins.stores.remote import (
-    LONGEST_TEXT,
     ModelState,
     Remote,
     RemoteContents,
     RemoteFile,
+    first_line,
     needed,
     pauses,
     unreached,
@@ -260,8 +260,7 @@ class DatabaseRemote(Remote):
                 yield connection
         except sql.exc.SQLAlchemyError as error:
             cause = getattr(error, "orig", None) or error
-            text = (str(cause).splitlines() or [type(cause).__name__])[0][:LONGEST_TEXT]
-            raise unreached(self.address, text) from error
+            raise unreached(self.address, first_line(cause)) from error
 
 
 def _version_of(path: str) -> int | None:

@@ -22,7 +22,6 @@ from headrace.plugins.stores.remote import (
     Unreached,
     client_errors,
     needed,
-    state_of,
 )
 from headrace.plugins.stores.remote_store import RemoteStore
 from headrace.repository.layout import MODEL_SUFFIXES
@@ -94,10 +93,7 @@ class HubRemote(Remote):
         """Implements `Remote.contents`."""
         if name != self._name:
             raise self.not_there(name)
-        files = self._files()
-        if MANIFEST in files:
-            return self.with_manifest(name, files)
-        return RemoteContents(state_of(files), files)
+        return self.contents_of(name, self._files())
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
         """Implements `Remote.read`."""

@@ -98,7 +98,7 @@ class MlflowRemote(Remote):
         found = self._registered()
         nbytes = sum(found.sizes.values())
         models = self._tree.models(found.state, nbytes, partial(self._fill, found))
-        return RemoteContents.by_digests(found.state, models[name].files)
+        return self.contents_of(name, models[name].files, found.state)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
         """Implements `Remote.read`."""

@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,6 @@ from headrace.plugins.stores.remote import (
     RemoteFile,
     first_line,
     needed,
-    state_of,
     unreached,
 )
 from headrace.plugins.stores.remote_store import RemoteStore
@@ -249,11 +248,8 @@ class ObjectRemote(Remote):
             last = max(last, changed)
         if not files:
             raise self.not_there(name)
-        if MANIFEST in files:
-            return self.with_manifest(name, files)
-        files = _without_marks(files)
         fresh = abs(datetime.now(UTC).timestamp() - last) < _FRESH_SECS
-        return RemoteContents(state_of(files), files, fresh=fresh)
+        return self.contents_of(name, _without_marks(files), fresh=fresh)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
         """Implements `Remote.read`."""
@@ -267,12 +263,9 @@ class ObjectRemote(Remote):
         with library_errors(self.address):
             before = {path: file for path, file, _ in self._objects(self._key(name, ""))}
             known: Mapping[str, str] = {}
-            if MANIFEST in before:
-                file = before[MANIFEST]
-                try:
+            if (file := before.get(MANIFEST)) is not None:
+                with suppress(LoadFailed):  # for one without a form: it is replaced
                     known = parse_manifest(self.read(name, MANIFEST, file, 0, file.size))
-                except LoadFailed:
-                    known = {}  # it is replaced
             wanted = parse_manifest(manifest)
             for path, digest in wanted.items():
                 if path not in before or known.get(path) != digest:

@@ -19,7 +19,6 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -210,9 +209,7 @@ class OciRemote(Remote):
             raise
         except LoadFailed as error:
             raise LoadFailed(f"{self.address}: {name}: {error}") from error
-        if MANIFEST not in files:
-            return RemoteContents.by_digests(digest, files)
-        return replace(self.with_manifest(name, files), state=digest)
+        return self.contents_of(name, files, digest)
 
     def read(self, name: str, path: str, file: RemoteFile, start: int, stop: int) -> bytes:
         """Implements `Remote.read`."""

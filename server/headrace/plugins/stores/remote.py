@@ -57,11 +57,6 @@ class RemoteContents:
     manifest: bytes = b""
     fresh: bool = False
 
-    @classmethod
-    def by_digests(cls, state: str, files: Mapping[str, RemoteFile]) -> "RemoteContents":
-        """The contents of a model without a manifest, all of whose digests are known."""
-        return cls(state, files, new_manifest({path: file.digest for path, file in files.items()}))
-
     @property
     def size(self) -> int:
         """Bytes of all files."""
@@ -100,18 +95,26 @@ class Remote:
     def close(self) -> None:
         """End threads and connections, as `Store.close`."""
 
-    def with_manifest(self, name: str, files: Mapping[str, RemoteFile]) -> RemoteContents:
-        """The contents of a model among whose files is a manifest, which is read.
+    def contents_of(
+        self, name: str, files: Mapping[str, RemoteFile], state: str = "", fresh: bool = False
+    ) -> RemoteContents:
+        """The contents of a model with these files: those of the manifest among them, if any.
 
-        Raises `LoadFailed` if a file of it is missing.
+        That is read; raises `LoadFailed` if a file of it is missing. Without one, it is made if all
+        digests are known. `state` is that of the files by default.
         """
+        state = state or state_of(files)
+        if MANIFEST not in files:
+            digests = {path: file.digest for path, file in files.items()}
+            made = new_manifest(digests) if all(digests.values()) else b""
+            return RemoteContents(state, files, made, fresh)
         manifest = self.read(name, MANIFEST, files[MANIFEST], 0, files[MANIFEST].size)
         listed: dict[str, RemoteFile] = {}
         for path, digest in parse_manifest(manifest).items():
             if path not in files:
                 raise LoadFailed(f"{self.address}: {name}: {path} of its manifest is not there")
             listed[path] = files[path]._replace(digest=digest)
-        return RemoteContents(state_of(files), listed, manifest)
+        return RemoteContents(state, listed, manifest)
 
     def not_there(self, name: str) -> LoadFailed:
         """The error for a model that the place does not have."""
