@@ -186,3 +186,13 @@ def test_redaction() -> None:
     assert found.hides("m", "X")
     assert found.hides("n", "NAME")
     assert not found.hides("n", "X")
+
+
+def test_parameters_are_redacted_in_any_case() -> None:
+    """A header for models is a parameter whose name is as the client writes it."""
+    world = World(redact=("parameter:X-Tenant-*",))
+    given: dict[str, Any] = {"x-tenant-key": "s3cret", "X-TENANT-ID": "s3cret", "user": "y"}
+    world.run(Door(**given))
+    [call] = world.calls()
+    hidden = "<redacted>"
+    assert call.parameters == {"x-tenant-key": hidden, "X-TENANT-ID": hidden, "user": "y"}

@@ -172,12 +172,15 @@ class CapturedStage(Stage):
 
 
 class Redaction:
-    """Patterns of what is left out: `TENSOR`, `MODEL/TENSOR`, or `parameter:NAME`."""
+    """Patterns of what is left out: `TENSOR`, `MODEL/TENSOR`, or `parameter:NAME`.
+
+    Names of parameters match in any case: those made from headers are as each client writes them.
+    """
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._tensors = [one for one in patterns if not one.startswith(_PARAMETER)]
         named = [one.removeprefix(_PARAMETER) for one in patterns if one.startswith(_PARAMETER)]
-        self._parameters = named
+        self._parameters = [one.lower() for one in named]
 
     def hides(self, model: str, tensor: str) -> bool:
         """True if a tensor's data are left out."""
@@ -194,4 +197,4 @@ class Redaction:
         }
 
     def _matches(self, parameter: str) -> bool:
-        return any(fnmatchcase(parameter, pattern) for pattern in self._parameters)
+        return any(fnmatchcase(parameter.lower(), pattern) for pattern in self._parameters)
