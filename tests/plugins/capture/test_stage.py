@@ -186,6 +186,12 @@ def test_redaction() -> None:
     assert found.hides("m", "X")
     assert found.hides("n", "NAME")
     assert not found.hides("n", "X")
+    # Exporters name tensors like paths.
+    found = Redaction(["dense_1/*", "m/embedding/lookup"])
+    assert found.hides("m", "dense_1/BiasAdd:0")
+    assert found.hides("m", "embedding/lookup")
+    assert not found.hides("n", "embedding/lookup")
+    assert not found.hides("m", "dense_2/BiasAdd:0")
 
 
 def test_parameters_are_redacted_in_any_case() -> None:

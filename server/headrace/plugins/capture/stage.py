@@ -183,10 +183,11 @@ class Redaction:
         self._parameters = [one.lower() for one in named]
 
     def hides(self, model: str, tensor: str) -> bool:
-        """True if a tensor's data are left out."""
+        """True if a tensor's data are left out; names of tensors may have slashes, too."""
         whole = f"{model}/{tensor}"
         return any(
-            fnmatchcase(whole if "/" in pattern else tensor, pattern) for pattern in self._tensors
+            fnmatchcase(tensor, pattern) or ("/" in pattern and fnmatchcase(whole, pattern))
+            for pattern in self._tensors
         )
 
     def of_parameters(self, parameters: Mapping[str, object]) -> Mapping[str, object]:
