@@ -1,6 +1,7 @@
 """Files of captured calls: lines that are rotated, and parts in Parquet."""
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,25 @@ def test_parts_are_whole_when_they_have_a_name(tmp_path: Path) -> None:
     assert [orjson.loads(text) for text in table.column("parameters").to_pylist()] == [
         document["parameters"] for document in read_documents(str(parts[0]))
     ]
+
+
+def test_nobody_else_can_read_a_part_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[int] = []
+
+    def write_table(table: Any, where: Path, **options: Any) -> None:
+        with where.open("r+b") as begun:
+            modes.append(os.fstat(begun.fileno()).st_mode & 0o777)
+        write(table, where, **options)
+
+    write = pq.write_table
+    monkeypatch.setattr(pq, "write_table", write_table)
+    file = ParquetParts(f"{tmp_path}/c.parquet", 1, 0)
+    file.write([call(1)])
+    [part] = tmp_path.iterdir()
+    assert [*modes, part.stat().st_mode & 0o777] == [0o600, 0o600]
+    assert ids(part) == ["1"]
 
 
 def test_old_parts_are_removed(tmp_path: Path) -> None:

@@ -149,8 +149,8 @@ class ParquetParts(_LossCounter):
         whole = self._path.with_name(f"{self._path.stem}-{self._last:020d}{self._path.suffix}")
         partial = whole.with_suffix(".partial")
         with self._writing(whole, len(rows)):
+            partial.touch(0o600)  # first: payloads are never readable by others
             pq.write_table(pa.Table.from_pylist(rows, schema), partial, compression="zstd")
-            partial.chmod(0o600)
             partial.replace(whole)
         try:
             self._remove_old()
