@@ -205,6 +205,25 @@ async def test_tokens_of_an_issuer_that_is_asked(tmp_path: Path) -> None:
             assert known(access, issuer.token()) == "the API key is unknown"
 
 
+@pytest.mark.parametrize("early", [None, "", '{"keys": ['])
+async def test_a_file_of_keys_that_comes_after_the_one_that_names_it(
+    early: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    issuer = TokenIssuer()
+    keys = tmp_path / "keys.json"
+    if early is not None:
+        keys.write_text(early)
+    text = f'[issuers.corp]\nissuer = "{issuer.name}"\naudience = "headrace"\nkeys = "keys.json"\n'
+    async with opened(tmp_path, BASE) as (access, changed, path):
+        path.write_text(BASE + text)
+        await logged(caplog, f"'keys': {keys}: ")
+        [record] = caplog.records
+        assert record.getMessage().startswith("access stays as it was: ")
+        keys.write_text(json.dumps(issuer.document))
+        await told(changed)
+        assert known(access, issuer.token()) == "corp:ann"
+
+
 # --- expiry
 
 

@@ -28,7 +28,12 @@ _VALUE = re.compile(rf"{_STRING}|#[^\n]*|[\[{{\]}}\n]|[^\"'#\[{{\]}}\n]+", re.DO
 
 
 class InvalidAccess(LoadFailed):
-    """The access file cannot be read or is wrong; names file and line."""
+    """The access file cannot be read or is wrong; names file and line.
+
+    `needed` is a further file that it names, if that is what is missing or wrong.
+    """
+
+    needed: Path | None = None
 
 
 def lines_of(text: str) -> dict[Place, int]:

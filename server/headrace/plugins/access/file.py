@@ -2,8 +2,9 @@
 
 A thread looks at the file, and at those of issuers' keys, by `stat`, which follows links: changes
 in place, renames and links to another target are alike. What has changed is read once it has been
-stable for a moment; if it is wrong, that is logged, and the rules stay as they are. Rules are
-replaced on the event loop, which owns this object.
+stable for a moment; if it is wrong, that is logged, and the rules stay as they are. A file of keys
+that is missing then is followed from then on, so that the order of writing does not matter. Rules
+are replaced on the event loop, which owns this object.
 
 Whoever keeps identities drops them all when `watch` says so. So one timer, for the first of those
 given out since, is enough for identities that expire.
@@ -213,6 +214,10 @@ class FileAccess:
             try:
                 rules, files, done = _read(self._path, files)
             except InvalidAccess as error:
+                if error.needed is not None and error.needed not in files:
+                    # It may be written after the file that names it: follow both, and look again.
+                    files, done = (*files, error.needed), ()
+                    continue
                 log.error("access stays as it was: %s", error)
                 self._on_loop(self._reread, False)
             except Exception:  # no bug may end the thread

@@ -287,10 +287,11 @@ def _keys(table: Section, file: Path, algorithms: Sequence[str]) -> Any:
 
     try:
         return read_keys(file.read_bytes(), algorithms)
-    except OSError as error:
-        raise table.error(f"'keys': {file}: {error.strerror}", "keys") from None
-    except InvalidKeys as error:
-        raise table.error(f"'keys': {file}: {error}", "keys") from None
+    except (OSError, InvalidKeys) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        wrong = table.error(f"'keys': {file}: {why}", "keys")
+        wrong.needed = file
+        raise wrong from None
 
 
 def _beside(table: Section, member: str) -> str:
