@@ -220,6 +220,8 @@ def test_kubectl_reads_every_kind_of_kubernetes() -> None:
     ({"autoscaling": HPA | {"pendingRequests": None}}, "expected pendingRequests"),
     ({"resources": {"limits": {"memory": "2X"}}, "account": {"memoryPercent": 5}}, "2X: expected"),
     ({"image": {"digest": "latest"}}, "digest"),
+    ({"nameOverride": "a.b"}, "nameOverride"),
+    ({"nameOverride": "a" * 64}, "nameOverride"),
 ])  # fmt: skip
 def test_wrong_values_are_refused(values: Manifest, text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
@@ -323,6 +325,54 @@ def test_a_service_monitor_finds_each_pod_once() -> None:
     [container] = template["spec"]["containers"]
     assert port["targetPort"] in [each["name"] for each in container["ports"]]
     assert not [each for each in manifests if each["kind"] == "PodMonitor"]
+
+
+def generated(owner: str, random: str) -> str:
+    """A name that Kubernetes generates from that of the owner, with some random characters."""
+    return f"{owner}-"[:58] + random
+
+
+@pytest.mark.parametrize("length", [8, 37, 38, 41, 53])
+def test_keda_counts_the_pods_of_any_release(length: int) -> None:
+    manifests = render({"autoscaling": KEDA}, release="r" * length)
+    name = of_kind(manifests, "Deployment")["metadata"]["name"]
+    [trigger] = of_kind(manifests, "ScaledObject")["spec"]["triggers"]
+    pods = re.search('pod=~"(.*)"', trigger["metadata"]["query"])
+    assert pods is not None
+    for digest in ("7d9f8b6c5", "7d9f8b6c54"):
+        assert re.fullmatch(pods[1], generated(f"{name}-{digest}", "x2v4z"))
+
+
+def test_labels_of_an_activator_fit() -> None:
+    manifests = render(TO_ZERO | {"nameOverride": "n" * 63}, release="r" * 53)
+    for manifest in manifests:
+        validate(manifest)
+        labels = manifest["metadata"]["labels"].values()
+        assert max(map(len, labels)) <= 63
+        assert len(manifest["metadata"]["name"]) <= 63
+
+
+@pytest.mark.parametrize("release", ["on", "2024", "1e3", "null", "my.models"])
+def test_texts_that_yaml_takes_for_others(release: str) -> None:
+    """Names of releases, claims and Secrets may be numbers, and words such as `on`."""
+    one = {"secret": "2024"}
+    values = {
+        "nameOverride": "no", "image": {"pullSecrets": ["2024"]}, "credentials": {"files": "2024"},
+        "models": {"claim": "2024", "repositories": ["/some # place: here"]}, "access": one,
+        "environments": {"claim": "2024"}, "storeCache": {"claim": "2024"}, "signatures": one,
+        "tls": one, "serviceAccount": {"create": False, "name": "2024"},
+        "monitor": {"kind": "pod", "tokenSecret": "2024"}, **TO_ZERO,
+    }  # fmt: skip
+    manifests = render(values, release)
+    for manifest in manifests:
+        validate(manifest)
+        assert manifest["metadata"]["labels"]["app.kubernetes.io/instance"] == release
+        assert re.fullmatch(r"[a-z0-9-]{1,63}", manifest["metadata"]["name"])
+    deployment = of_kind(manifests, "Deployment", f"{release.replace('.', '-')}-no")
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == "2024"
+    assert pod["imagePullSecrets"] == [{"name": "2024"}]
+    assert "--model-repository=/some # place: here" in pod["containers"][0]["args"]
 
 
 def test_the_activator_is_what_keda_and_the_servers_know() -> None:

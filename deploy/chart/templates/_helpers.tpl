@@ -1,17 +1,19 @@
+{{- /* A name of Services: without dots, and with room for the longest suffix. */ -}}
 {{- define "headrace.name" -}}
 {{- $name := .Values.nameOverride | default .Chart.Name -}}
 {{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
-{{- $full | trunc 50 | trimSuffix "-" -}}
+{{- $full | replace "." "-" | trunc 50 | trimAll "-" -}}
 {{- end }}
 
+{{- /* Texts from users go through toYaml, which quotes those that YAML takes for others: 2024, on. */ -}}
 {{- define "headrace.selector" -}}
-app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name | toYaml }}
+app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end }}
 
 {{- define "headrace.activatorSelector" -}}
-app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}-activator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name | trunc 53 | trimSuffix "-" }}-activator
+app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end }}
 
 {{- define "headrace.labels" -}}
@@ -20,7 +22,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 
 {{- define "headrace.serviceAccount" -}}
-{{- if .Values.serviceAccount.create }}{{ include "headrace.name" . }}{{ else }}{{ .Values.serviceAccount.name | default "default" }}{{ end -}}
+{{- if .Values.serviceAccount.create }}{{ include "headrace.name" . }}{{ else }}{{ .Values.serviceAccount.name | default "default" | toYaml }}{{ end -}}
 {{- end }}
 
 {{- define "headrace.image" -}}
