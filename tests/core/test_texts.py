@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidOption
 from headrace.core.tensors import brackets
-from headrace.core.texts import MAX_ERROR, bounded, flag, seconds, shown, whole, whole_number
+from headrace.core.texts import (
+    MAX_ERROR,
+    bounded,
+    encodable,
+    flag,
+    seconds,
+    shown,
+    whole,
+    whole_number,
+)
 
 LONG = st.builds(
     lambda text, times: text * times,
@@ -29,6 +38,11 @@ def test_a_text_is_bounded(text: str) -> None:
     else:
         assert found.endswith("…")
         assert text.encode(errors="replace").startswith(raw.removesuffix("…".encode()))
+
+
+def test_a_text_that_can_be_encoded() -> None:
+    assert encodable("é\ud83d\ude00\ud800") == "é???"
+    assert encodable(5) == "5"
 
 
 def test_a_value_is_shown_in_part() -> None:

@@ -1,9 +1,11 @@
 """Custom metrics of models."""
 
 import logging
+import os
 
 import pytest
 
+from headrace.engine.exposition import OPENMETRICS, PROTOBUF, TEXT, Exposition
 from headrace.engine.metrics import collected
 from headrace.observability.model_metrics import ModelMetrics
 
@@ -49,6 +51,19 @@ def test_values(metrics: ModelMetrics) -> None:
     assert metrics.value({"family": "calls", "labels": {"a": "b"}}) == 2
     assert metrics.value({"family": "calls", "labels": {}}) is None
     assert metrics.value({"family": "nothing", "labels": {}}) is None
+
+
+@pytest.mark.parametrize("format", [TEXT, OPENMETRICS, PROTOBUF])
+def test_texts_of_models_never_break_a_scrape(metrics: ModelMetrics, format: Exposition) -> None:
+    """A file's name of any bytes has half surrogate pairs, as a label of a model."""
+    half = os.fsdecode(b"caf\xe9")
+    about = {"do": "family", "family": "files", "kind": "GAUGE", "description": half}
+    metrics.change("m", about)
+    change(metrics, "m", "files", "set", 5, label=half)
+    [(found, sources)] = metrics.collect()
+    [metric] = collected([found], sources)
+    assert b"caf?" in format.write(metric, ())
+    assert metrics.value({"family": "files", "labels": {"a": half}}) == 5
 
 
 def test_families_change_during_a_scrape(metrics: ModelMetrics) -> None:

@@ -12,6 +12,11 @@ MAX_ERROR = 2_000
 _CUT = "…"
 
 
+def encodable(text: object) -> str:
+    """A text as Unicode: half surrogate pairs, which UTF-8 cannot encode, become `?`."""
+    return str(text).encode(errors="replace").decode()
+
+
 def bounded(text: str) -> str:
     """An error text as it is sent: valid Unicode, cut to `MAX_ERROR` bytes of UTF-8."""
     raw = text[: MAX_ERROR + 1].encode(errors="replace")  # a long text is not encoded whole

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.core.errors import AlreadyExists, InvalidRequest, ServerError
+from headrace.core.texts import encodable
 from headrace.observability.statistics import Buckets, Family, Reading, Sourced
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,8 @@ class ModelMetrics:
         if family is None:
             if len(self._families) >= _MOST_FAMILIES or kind not in _KINDS:
                 raise InvalidRequest(f"metric {name} of kind {kind} is not kept")
-            family = self._families[name] = _Family(_KINDS[kind], str(document["description"]))
+            family = _Family(_KINDS[kind], encodable(document["description"]))
+            self._families[name] = family
         if family.kind != _KINDS.get(kind):
             raise AlreadyExists(f"metric {name} is a {family.kind} already, and cannot be a {kind}")
         family.owners[owner] += 1
@@ -145,4 +147,5 @@ class ModelMetrics:
 
 
 def _labels(document: Mapping[str, Any]) -> Labels:
-    return tuple(sorted((str(name), str(value)) for name, value in document["labels"].items()))
+    # A text that cannot be encoded would fail the whole scrape.
+    return tuple(sorted((str(key), encodable(each)) for key, each in document["labels"].items()))

@@ -25,6 +25,7 @@ from headrace.core.errors import (
 )
 from headrace.core.signature import Signature, TensorSpec, reshaped
 from headrace.core.tensors import Array, Tensor, TensorArray, raw_bytes
+from headrace.core.texts import encodable
 from headrace.ipc.elements import Buffer, walk
 from headrace.ipc.frames import (
     ALIGNMENT,
@@ -289,21 +290,16 @@ def _answer(told: dict[str, Any], places: _Places, data: Buffer) -> Answer:
     return wrong_parameter(told["parameters"]) or Part(arrays, told["parameters"])
 
 
-def printable(text: object) -> str:
-    """Text that can be sent to clients, whatever a model has returned."""
-    return str(text).encode(errors="replace").decode()
-
-
 def model_error(code: int, text: object) -> ServerError:
     """The error with which a model answered a request, by its code of `TritonError`."""
     kind = ERRORS[code] if 0 <= code < len(ERRORS) else ExecutionFailed
-    return kind(printable(text))
+    return kind(encodable(text))
 
 
 def failed_to_process(instance: str, text: str) -> ExecutionFailed:
     """The error of a batch whose model raised, or returned anything but responses."""
     return ExecutionFailed(
-        f"Failed to process the request(s) for model '{instance}', message: {printable(text)}"
+        f"Failed to process the request(s) for model '{instance}', message: {encodable(text)}"
     )
 
 
@@ -315,11 +311,11 @@ def wrong_parameter(parameters: dict[str, Any]) -> ExecutionFailed | None:
         )
         if (
             not good
-            or printable(name) != name
-            or (isinstance(value, str) and printable(value) != value)
+            or encodable(name) != name
+            or (isinstance(value, str) and encodable(value) != value)
         ):
             return ExecutionFailed(
-                f"the model gave response parameter '{printable(name)[:80]}' a value that the"
+                f"the model gave response parameter '{encodable(name)[:80]}' a value that the"
                 " protocol cannot carry: expected text, a boolean, a number of 64 bits"
             )
     return None

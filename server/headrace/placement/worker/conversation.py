@@ -30,6 +30,7 @@ from headrace.core.errors import (
 from headrace.core.limits import Pulse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor, raw_bytes
+from headrace.core.texts import encodable
 from headrace.ipc.elements import Buffer
 from headrace.ipc.frames import (
     BACK,
@@ -50,7 +51,6 @@ from headrace.placement.worker.batch_frames import (
     BatchFrames,
     failed_to_process,
     one_answer,
-    printable,
     read_array,
 )
 from headrace.placement.worker.shared_blocks import Placed, SharedBlocks
@@ -547,9 +547,9 @@ class Conversation:
 
     def _broken(self, slot: Slot, batch: Batch, document: dict[str, Any]) -> Outcome:
         """The outcome if the model raised, or returned anything but responses."""
-        text = printable(document["text"])
-        self._report(batch, text, printable(document["traceback"]))
-        error = failed_to_process(printable(document["name"]), text)
+        text = encodable(document["text"])
+        self._report(batch, text, encodable(document["traceback"]))
+        error = failed_to_process(encodable(document["name"]), text)
         return Outcome((), error, slot.sent, slot.sent, monotonic_ns())
 
     def _on_response(self, document: dict[str, Any], data: Buffer, size: int) -> None:

@@ -22,6 +22,7 @@ import orjson
 
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array, Tensor, TensorArray
+from headrace.core.texts import encodable
 from headrace.engine.tracing import Item
 from headrace.observability.trace_settings import Sampler
 from headrace.observability.traces import Trace
@@ -48,7 +49,7 @@ def encode_trace(trace: Trace, pause: Callable[[], object] = _go_on) -> bytes:
         "id": trace.number, "model_name": trace.model, "model_version": trace.version
     }  # fmt: skip
     if trace.request_id:
-        head["request_id"] = _text(trace.request_id)
+        head["request_id"] = encodable(trace.request_id)
     if trace.backend:
         head["backend"] = trace.backend
     if trace.parent:
@@ -111,10 +112,6 @@ def _elements(datatype: Datatype, flat: Array) -> str:
 
 def _printable(element: object) -> str:
     return element.decode(errors="replace") if isinstance(element, bytes) else str(element)
-
-
-def _text(text: str) -> str:
-    return text.encode(errors="replace").decode()
 
 
 class _Held:

@@ -17,6 +17,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from headrace import __version__
+from headrace.core.texts import encodable
 from headrace.engine.tracing import Item
 from headrace.observability.trace_settings import TraceConfig
 from headrace.observability.traces import CallSpan, SpanIds, Trace, TraceContext, child_span
@@ -97,7 +98,7 @@ class SpanWriter:
             "triton.trace_parent_id": trace.parent,
         }
         if trace.request_id:
-            attributes["triton.request_id"] = trace.request_id.encode(errors="replace").decode()
+            attributes["triton.request_id"] = encodable(trace.request_id)
         if trace.backend:
             attributes["headrace.backend"] = trace.backend
         return self._span(
