@@ -245,6 +245,17 @@ def test_a_name_that_looks_like_html(page: Browser) -> None:
     assert page.run("return document.querySelectorAll('main img').length") == 0
 
 
+def test_an_address_with_a_bare_per_cent_sign(window: Browser, server: ServerProcess) -> None:
+    window.open("about:blank")
+    window.messages()
+    window.open(f"{server.url}/console#/models/50%")
+    window.await_text("not loaded", ".model")
+    assert window.text("h1") == "50%"
+    window.run("location.hash = '#/%'")
+    window.await_text("digits", ".grid")
+    assert not window.messages()
+
+
 def test_a_stream(page: Browser) -> None:
     show_model(page, "storyteller")
     page.fill("fieldset:nth-of-type(1) textarea", "The miller")

@@ -7,8 +7,7 @@ import { Model } from "./model.js";
 import { Models } from "./models.js";
 import { Server } from "./server.js";
 
-const PATIENCE = 30; // most seconds between two attempts
-const INDEX_EVERY = 8; // readings between two of the repository's index
+const [PATIENCE, INDEX_EVERY] = [30, 8]; // most seconds between two attempts; readings between two of the repository's index
 const byId = (id) => document.getElementById(id);
 
 const watch = new Watch();
@@ -20,7 +19,8 @@ let [paused, reading, asking, declined] = [false, false, false, false]; // the l
 // --- sections
 
 function route() {
-  const [section, name, version] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const decoded = (text) => { try { return decodeURIComponent(text); } catch { return text; } }; // "50%", as people write it
+  const [section, name, version] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   if (section === "models" && name) return ["model", name, version ?? ""];
   return [section === "server" || section === "log" ? section : "models"];
 }
