@@ -9,6 +9,7 @@ import pytest
 from headrace.core.bytes_array import bytes_array
 from headrace.core.call import InferResponse, Timing
 from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidRequest
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.plugins.kserve_v1 import decode_predict, encode_predictions
@@ -36,6 +37,16 @@ def test_missing_dimensions_of_one_element(
     signature = Signature("m", 8, (spec("x", *dims),), (spec("y", 1),))
     call = decode_predict(signature, "m", json.dumps({"instances": rows}).encode())
     assert call.inputs["x"].array.shape == shape
+
+
+def test_rows_are_of_the_only_input_even_if_it_is_optional() -> None:
+    only, other = (TensorSpec(name, FP32, (1,), optional=True) for name in "xz")
+    body = json.dumps({"instances": [1, 2]}).encode()
+    call = decode_predict(Signature("m", 8, (only,), (spec("y", 1),)), "m", body)
+    assert call.inputs["x"].array.tolist() == [[1], [2]]
+    both = Signature("m", 8, (only, other), (spec("y", 1),))
+    with pytest.raises(InvalidRequest, match=r"with values for the inputs \['x','z'\]"):
+        decode_predict(both, "m", body)
 
 
 def predictions(*outputs: Tensor) -> Any:

@@ -213,7 +213,7 @@ def encode_predictions(response: InferResponse) -> bytes:
 def _columns(member: str, rows: list[Any], specs: dict[str, TensorSpec]) -> dict[str, list[Any]]:
     """The values of each input, for all rows."""
     if not (type(rows[0]) is dict and rows[0].keys() != {"b64"}):
-        needed = [name for name, spec in specs.items() if not spec.optional]
+        needed = [name for name, spec in specs.items() if not spec.optional] or [*specs]
         if len(needed) != 1:
             raise InvalidRequest(
                 f"each of '{member}' is an object, with values for the inputs {quoted(specs)}"
