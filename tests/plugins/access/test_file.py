@@ -200,6 +200,11 @@ async def test_tokens_of_an_issuer_that_is_asked(tmp_path: Path) -> None:
             await told(changed)
             assert known(access, OPS.key) == "ops"
             assert known(access, issuer.token()) == "corp:ann"
+            # And one of the times at which they are fetched.
+            path.write_text(BASE + table.replace("refresh_secs = 1", "refresh_secs = 2"))
+            await told(changed)
+            assert known(access, OPS.key) == "the API key is unknown"
+            assert known(access, issuer.token()) == "corp:ann"
             path.write_text(BASE)
             await told(changed)
             assert known(access, issuer.token()) == "the API key is unknown"

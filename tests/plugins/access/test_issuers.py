@@ -5,6 +5,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -238,3 +239,26 @@ def test_an_issuer_may_be_down_at_start() -> None:
         issuer.status = 200
         assert changed.wait(60)
         assert keys.find("one", "ES256") is not None
+
+
+def test_keys_stay_when_only_times_change() -> None:
+    issuer = TokenIssuer()
+    with served(issuer), followed(source(issuer)) as (keys, changed):
+        assert changed.wait(60)
+        issuer.status = 503
+        soon = source(issuer, refresh_secs=1, max_age_secs=60)
+        assert soon == keys.source
+        asked = len(issuer.asked)
+        keys.change(soon)
+        assert keys.find("one", "ES256") is not None
+        assert keys.until <= time.time() + 60
+        until(lambda: len(issuer.asked) > asked, "a fetch at once")
+
+
+@pytest.mark.parametrize("changes", [
+    {"issuer": "https://b.example"}, {"algorithms": ("RS256",)}, {"url": "https://a.example/k"},
+    {"roots": "roots.pem"},
+])  # fmt: skip
+def test_keys_of_another_place_do_not_count(changes: dict[str, Any]) -> None:
+    before = KeySource("https://a.example", ("ES256",))
+    assert replace(before, refresh_secs=1) == before != replace(before, **changes)

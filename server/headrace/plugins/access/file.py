@@ -72,11 +72,6 @@ class FileAccess:
         self._closed = Event()
         Thread(target=self._follow, args=(files, seen), name="access file", daemon=True).start()
 
-    @property
-    def rules(self) -> AccessRules:
-        """The rules in force."""
-        return self._rules
-
     def identify(self, authorization: Sequence[bytes], peer: PeerFacts) -> Identity:
         """The client that sent these values of `authorization`; raises `Unauthenticated`.
 
@@ -184,7 +179,10 @@ class FileAccess:
         wanted = {rule.source for rule in self._rules.issuers.values() if rule.keys is None}
         for source in self._remote.keys() - wanted:
             self._remote.pop(source).close()
-        for source in wanted - self._remote.keys():
+        for source in wanted:
+            if (keys := self._remote.get(source)) is not None:
+                keys.change(source)
+                continue
             from headrace.plugins.access.issuers import RemoteKeys  # loaded with the rules
 
             self._remote[source] = RemoteKeys(source, lambda: self._on_loop(self._on_keys))

@@ -13,7 +13,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPMessage
 from threading import Event, Thread
 from typing import IO, Any
@@ -104,15 +104,16 @@ def _json(text: bytes | str) -> Any:
 class KeySource:
     """The place that an issuer's keys are fetched from; `url` "" finds it by OIDC discovery.
 
-    `roots` is a PEM file of root certificates, "" for those of the system.
+    `roots` is a PEM file of root certificates, "" for those of the system. Sources that differ in
+    times alone have the same keys, and are equal.
     """
 
     issuer: str
     algorithms: tuple[str, ...]
     url: str = ""
     roots: str = ""
-    refresh_secs: int = 300
-    max_age_secs: int = 86_400
+    refresh_secs: int = field(default=300, compare=False)
+    max_age_secs: int = field(default=86_400, compare=False)
 
 
 def problem_of(url: str) -> str:
@@ -217,6 +218,12 @@ class RemoteKeys:
         if not found and soon and not self._failures:
             self._wanted.set()
         return found
+
+    def change(self, source: KeySource) -> None:
+        """Go on with an equal source, by its times, and fetch the keys now."""
+        self._until += source.max_age_secs - self.source.max_age_secs
+        self.source = source
+        self._wanted.set()
 
     def close(self) -> None:
         """End the thread, after a fetch that is under way."""
