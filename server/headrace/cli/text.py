@@ -16,10 +16,10 @@ _SIZES = ("KiB", "MiB", "GiB", "TiB")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> list[str]:
-    """Lines with aligned columns; the columns named in `right`, separated by blanks, are
-    right-aligned.
+    """Lines with aligned columns of printable cells; the columns named in `right`, separated by
+    blanks, are right-aligned.
     """
-    lines = [tuple(head), *map(tuple, rows)]
+    lines = [tuple(head), *(tuple(map(printable, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     on_right = [name in right.split() for name in head]
     return [
@@ -32,8 +32,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -
 
 
 def fitted_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> list[str]:
-    """The lines of `table` with printable cells; on a terminal by rich, if any, in its width."""
-    rows = [[*map(printable, row)] for row in rows]
+    """The lines of `table`; on a terminal by rich, if any, in its width."""
     if not (sys.stdout.isatty() and find_spec("rich")):
         return table(head, rows, right)
     from rich.table import Table
@@ -43,7 +42,7 @@ def fitted_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str 
     for name in head:
         fitted.add_column(name, justify="right" if name in right.split() else "left")
     for row in rows:
-        fitted.add_row(*map(Text, row))
+        fitted.add_row(*map(Text, map(printable, row)))
     return _rendered(fitted)
 
 

@@ -244,6 +244,13 @@ def test_plain_text() -> None:
     assert lines[4].startswith("a_model_with_a_long_name_that_does_not_fit   10")
 
 
+def test_names_never_move_the_cursor() -> None:
+    odd = model("a\x1b[2J", "1", backends={"b\x1b[2J": True})
+    for text in ("\n".join(plain(TITLE, view([odd]))), shown(view([odd]))):
+        assert "\x1b" not in text
+    assert plain(TITLE, view([odd]))[4].startswith("a\\x1b[2J ")
+
+
 def test_more_models_than_lines() -> None:
     many = [model(f"m{number:03}", "1") for number in range(200)]
     console = Console(file=io.StringIO(), width=81, height=20)

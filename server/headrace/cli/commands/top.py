@@ -199,8 +199,9 @@ def drawn(title: str, now: Document, height: int) -> "Group":
     shown = models if len(models) <= room + 1 else models[:room]
     for m in shown:
         values = [(column, column.value(m)) for column in columns]
-        cells = [Text(c.text(v), "b red not dim" if c.alarms(v) else "") for c, v in values]
-        grid.add_row(Text(m["model"]), *cells, style="" if m["requests_per_second"] else "dim")
+        cells = [Text(printable(c.text(v)), "b red not dim" * c.alarms(v)) for c, v in values]
+        name, style = Text(printable(m["model"])), "" if m["requests_per_second"] else "dim"
+        grid.add_row(name, *cells, style=style)
     rest = [Text(f"and {len(models) - len(shown)} more", "dim")] if len(shown) < len(models) else []
     lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in [*above, ""]]
     return Group(*lines, grid, *rest)
