@@ -44,6 +44,16 @@ class TritonPythonModel:
         lengths = [np.array([len(text[0])], np.int32) for text in texts]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", n)]) for n in lengths]
 """
+_NO_NUMBERS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        found = pb_utils.Tensor("Y", np.array([np.nan, -np.inf, 0.5], np.float32))
+        return [pb_utils.InferenceResponse([found]) for _ in requests]
+"""
 _OF_TEXT = tensors("input", ("X", "STRING", "1")) + tensors("output", ("Y", "INT32", "1"))
 _DECLARED = tensors("input", ("X", "FP32", "1")) + tensors("output", ("Y", "FP32", "1"))
 GRAPH = ensemble(
@@ -281,6 +291,18 @@ def texts(page: Browser, selector: str) -> list[str]:
                      ".map((each) => each.textContent)", selector)  # fmt: skip
     assert isinstance(found, list)
     return found
+
+
+def test_outputs_that_are_no_numbers(window: Browser, tmp_path: Path) -> None:
+    declared = tensors("input", ("X", "FP32", "1")) + tensors("output", ("Y", "FP32", "3"))
+    write_python_model(tmp_path, "odd", _NO_NUMBERS, declared)
+    with clean_server(tmp_path) as server:
+        window.open("about:blank")
+        window.open(f"{server.url}/console#/models/odd")
+        window.await_text("Run", ".play")
+        window.click(_RUN)
+        window.await_text("answered after", ".play")
+        assert "NaN, -Infinity, 0.5" in window.text(".output")
 
 
 def test_the_graph_of_an_ensemble_with_the_state_of_its_steps(

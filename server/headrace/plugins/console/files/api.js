@@ -25,8 +25,11 @@ export const credentials = {
 
 // Numbers beyond 2^53 keep their digits, as texts.
 const exact = (_, value, context) =>
-  typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "")
-    ? context.source : value;
+  typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "") ? context.source : value;
+
+// Servers of the protocol write NaN and infinities as bare words: here they become texts.
+const bare = (text) => text.replace(/"(?:[^"\\]|\\.)*"|-?(?:NaN|Infinity)/g, (found) => (found[0] === '"' ? found : `"${found}"`));
+export const read = (text, revive) => (text ? JSON.parse(/NaN|Infinity/.test(text) ? bare(text) : text, revive) : null);
 
 // The document of an answer, with all `digits` of integers if wanted, which takes longer; or the `raw` answer.
 export async function request(method, path, body, { signal, headers = {}, raw = false, digits = false } = {}) {
@@ -41,13 +44,10 @@ export async function request(method, path, body, { signal, headers = {}, raw = 
     try { why = JSON.parse(why).error ?? why; } catch { /* not of the protocol */ }
     throw new Refused(answer.status, why || `status ${answer.status}`);
   }
-  if (raw) return answer;
-  const content = await answer.text();
-  return content ? JSON.parse(content, digits ? exact : undefined) : null;
+  return raw ? answer : read(await answer.text(), digits ? exact : undefined);
 }
 
-export const ofModel = (name, version, end = "") =>
-  `v2/models/${encodeURIComponent(name)}${version ? `/versions/${version}` : ""}${end}`;
+export const ofModel = (name, version, end = "") => `v2/models/${encodeURIComponent(name)}${version ? `/versions/${version}` : ""}${end}`;
 
 // --- figures
 

@@ -1,6 +1,6 @@
 // A form for a request, made from a model's signature; its call as a program; the answer.
 
-import { credentials, ofModel, Refused, request } from "./api.js";
+import { credentials, ofModel, read, Refused, request } from "./api.js";
 import { card, duration, h, meter, number, table } from "./dom.js";
 import { binary, body, flat, programs } from "./programs.js";
 
@@ -114,7 +114,7 @@ export class Playground {
       const events = (rest + part.value).split("\n\n");
       rest = events.pop();
       for (const event of events) {
-        const { model_name, model_version, ...own } = JSON.parse(event.replace(/^data: ?/, ""));
+        const { model_name, model_version, ...own } = read(event.replace(/^data: ?/, ""));
         list.append(h("li", { class: own.error ? "wrong" : "" }, own.error ?? JSON.stringify(own)));
       }
       this.spent.textContent = `${list.children.length} responses in ${spent()}`;
