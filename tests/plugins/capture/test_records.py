@@ -34,6 +34,15 @@ def document(captured: CapturedCall) -> dict[str, Any]:
     return found
 
 
+def test_a_call_takes_more_memory_than_its_payloads() -> None:
+    outputs = [tensor("y", Datatype.FP32, np.zeros(1, np.float32))]
+    stream = call(responses=[outputs] * 1000, nbytes=4000)
+    assert stream.size() > 300_000
+    told = CapturedCall("m", "2", "", "http", 0, "", {str(n): "x" * 8192 for n in range(1000)}, [])
+    assert told.size() > 8_000_000
+    assert call().size() < 1000
+
+
 def test_a_document() -> None:
     floats = np.array([[1.5, 0.1]], np.float32)
     captured = call(

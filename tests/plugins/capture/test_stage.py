@@ -1,6 +1,8 @@
 """The choice of calls, and the copies of their payloads."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.tensors import Tensor
 from headrace.observability.capture import CaptureOptions
 from headrace.observability.writing import WritingThread
+from headrace.plugins.capture.files import JsonLines
+from headrace.plugins.capture.opening import open_capture
 from headrace.plugins.capture.records import OMITTED, REDACTED, CapturedCall
 from headrace.plugins.capture.stage import PayloadCapture, Redaction
 
@@ -202,3 +206,22 @@ def test_parameters_are_redacted_in_any_case() -> None:
     [call] = world.calls()
     hidden = "<redacted>"
     assert call.parameters == {"x-tenant-key": hidden, "X-TENANT-ID": hidden, "user": "y"}
+
+
+def test_long_parameters_count_against_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of calls with 8 MB each, only some wait for a file that cannot be written at present."""
+    written = Event()
+    monkeypatch.setattr(JsonLines, "write", lambda writer, items: written.wait(60))
+    capture = open_capture(CaptureOptions(f"{tmp_path}/c.jsonl"))
+    submit = capture.recorded("m", "3", lambda call: None)
+    long: dict[str, Any] = {str(number): "x" * 8192 for number in range(1000)}
+    for _ in range(40):
+        call = Door(**long)
+        submit(call)
+        call.pass_response(InferResponse("m", "3", "", [], Timing(1, 2, 1), {}), True)
+    assert capture.captured == 40
+    assert capture.lost["queue"] >= 20
+    written.set()
+    capture.close()

@@ -8,7 +8,7 @@ from headrace.plugins.capture.records import CapturedCall
 from headrace.plugins.capture.stage import PayloadCapture
 
 PARQUET = ".parquet"
-_MOST_BYTES = 64 << 20  # of queued payloads
+_MOST_BYTES = 64 << 20  # of queued calls
 
 
 def open_capture(options: CaptureOptions) -> Capture:
@@ -26,9 +26,5 @@ def open_capture(options: CaptureOptions) -> Capture:
         writer = ParquetParts(options.file, options.max_bytes, options.files)
     else:
         writer = JsonLines(options.file, options.max_bytes, options.files)
-    thread = WritingThread(writer, "captured payloads", _size, most_bytes=_MOST_BYTES)
+    thread = WritingThread(writer, "captured payloads", CapturedCall.size, most_bytes=_MOST_BYTES)
     return PayloadCapture(options, thread, writer)
-
-
-def _size(call: CapturedCall) -> int:
-    return call.nbytes

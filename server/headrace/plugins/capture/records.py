@@ -10,6 +10,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from sys import getsizeof
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor, TensorArray, raw_bytes
 
 REDACTED, OMITTED = "redacted", "omitted"
+_TENSOR_BYTES = 400  # of its objects: the array without its data, the shape, and places in lists
 
 
 @dataclass(slots=True)
@@ -44,6 +46,16 @@ class CapturedCall:
     error: str = ""
     status: int = 200
     nbytes: int = 0
+
+    def size(self) -> int:
+        """Memory that the call takes: payloads, texts, and the objects of tensors.
+
+        A stream of thousands of small outputs, or a client with thousands of long parameters, has
+        hardly any payload.
+        """
+        texts = self.id, self.error, *self.parameters, *self.parameters.values()
+        tensors = len(self.inputs) + sum(map(len, self.responses))
+        return self.nbytes + sum(map(getsizeof, texts)) + _TENSOR_BYTES * tensors
 
 
 @dataclass(slots=True)
