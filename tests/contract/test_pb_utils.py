@@ -303,7 +303,7 @@ def test_refused_metrics(caller: Client) -> None:
          "metric calls is a counter already, and cannot be a GAUGE",
          "a histogram needs buckets", "buckets must be a list", "finite, ascending",
          "finite, ascending", "finite, ascending", "buckets must be a number, got str",
-         "nothing else has any", "labels must be a dict"],
+         "nothing else has any", "labels must be a dict", "'le' cannot be the name of a label"],
         strict=True,
     ):  # fmt: skip
         assert expected in text

@@ -95,6 +95,17 @@ def messages(data: bytes) -> Iterator[pb.MetricFamily]:
         at += length
 
 
+def test_a_gauge_may_have_the_labels_of_other_types() -> None:
+    """A model's, whose values are no numbers there."""
+    metric = Metric("level", "About levels", "gauge")
+    metric.add_sample("level", {"quantile": "median", "le": "low", "b": "x"}, 5)
+    for format in (TEXT, OPENMETRICS):
+        *_, sample = format.write(metric, ()).decode().splitlines()
+        assert sample == 'level{b="x",le="low",quantile="median"} 5'
+    [found] = pb.MetricFamily.FromString(PROTOBUF.write(metric, ())).metric
+    assert [label.name for label in found.label] == ["b", "le", "quantile"]
+
+
 def test_protobuf_has_native_histograms_beside_the_buckets() -> None:
     options = MetricsOptions(summaries=True, bounds=NATIVE)
     counted = worked(NATIVE)

@@ -385,6 +385,7 @@ CALLER = (
                 refused(histogram.Metric, buckets=["1"]),
                 refused(self.families[0].Metric, buckets=[]),
                 refused(self.families[0].Metric, labels=["a"]),
+                refused(histogram.Metric, labels={"le": "1"}, buckets=[1.0]),
             ]
 
         def misuse(self, command):

@@ -21,7 +21,8 @@ from headrace.protocol.protobuf_contents import varint
 if TYPE_CHECKING:  # 20 ms and 4 MB, for the first scrape
     from prometheus_client.core import Exemplar, Metric, NativeHistogram
 
-_LAST = ("le", "quantile")  # labels after the others, which are sorted, as in Triton
+# The label of a part of a metric by its type, after the others, which are sorted, as in Triton.
+_LAST = {"histogram": "le", "summary": "quantile"}
 _HEADER = re.compile(rb"(?:# (?:HELP|TYPE) .*\n)*")
 _IN_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _IN_LABEL = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
@@ -91,15 +92,17 @@ def _written(
 ) -> bytes:
     described = metric.documentation.translate(escaped)
     lines = [f"# HELP {name} {described}\n# TYPE {name} {kind}\n"]
+    last = _LAST.get(metric.type, "")
+    exact = last if exemplars else ""
     for sample in metric.samples:
         if sample.native_histogram is not None:
             continue
         labels, more = "", ""
         if found := sample.labels:
             names = sorted(found) if len(found) > 1 else found
-            if last := [each for each in _LAST if each in found]:
-                names = [*(each for each in names if each not in _LAST), *last]
-            own = ",".join(f'{each}="{_label(each, found[each], exemplars)}"' for each in names)
+            if last in found:
+                names = [*(each for each in names if each != last), last]
+            own = ",".join(f'{each}="{_label(found[each], each == exact)}"' for each in names)
             labels = f"{{{own}}}"
         if exemplars and sample.exemplar is not None:
             more = _exemplar(sample.exemplar)
@@ -107,9 +110,9 @@ def _written(
     return "".join(lines).encode()
 
 
-def _label(name: str, text: str, exact: bool) -> str:
-    """The value of a label; OpenMetrics has one way to write a number."""
-    if exact and name in _LAST and text != "+Inf":
+def _label(text: str, exact: bool) -> str:
+    """The value of a label; OpenMetrics has one way to write the number of an `exact` one."""
+    if exact and text != "+Inf":
         return repr(float(text))
     return text.translate(_IN_LABEL)
 
@@ -155,7 +158,7 @@ def _protobuf(metric: "Metric", plain: Container[str]) -> bytes:
     family = pb.MetricFamily(name=name, help=metric.documentation, type=kind)
     known: dict[tuple[tuple[str, str], ...], pb.Metric] = {}
     for sample in metric.samples:
-        own = {each: text for each, text in sample.labels.items() if each not in _LAST}
+        own = {each: text for each, text in sample.labels.items() if each != _LAST.get(metric.type)}
         key = tuple(sorted(own.items()))
         if (message := known.get(key)) is None:
             message = known[key] = family.metric.add()

@@ -348,7 +348,8 @@ class MetricFamily:
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException(f"labels must be a dict, got {type(labels).__name__}")
         for name in labels or {}:
-            if not _LABEL.fullmatch(str(name)):
+            # Buckets have a label `le` of their own.
+            if not _LABEL.fullmatch(str(name)) or (buckets is not None and name == "le"):
                 raise TritonModelException(f"'{name}' cannot be the name of a label")
         if (self._record.kind == self.HISTOGRAM) != (buckets is not None):
             raise TritonModelException(
