@@ -437,6 +437,14 @@ def test_a_restricted_operation(window: Browser, tmp_path: Path) -> None:
         window.open("about:blank")
         window.open(f"{server.url}/console#/")
         window.await_text("expecting header 'secret'", "dialog")
+        # No request can have such a header: nothing would be read any more.
+        for wrong in ("secret", "my secret: 7", "secret: 7\u20ac"):
+            window.fill("dialog [name=header]", wrong)
+            window.click("dialog .primary")
+            assert (
+                window.run("return document.querySelector('dialog :invalid[name]').name")
+                == "header"
+            )
         window.fill("dialog [name=header]", "secret: 7")
         window.click("dialog .primary")
         window.await_text("same", ".grid")

@@ -117,9 +117,9 @@ async function askForKey(why = "") {
   const data = await ask("Key for this session", h("div", { class: "fields" },
     why ? h("p", {}, why) : null,
     h("label", {}, "API key or token",
-      h("input", { name: "key", type: "password", autocomplete: "off", value: credentials.key, autofocus: true })),
+      h("input", { name: "key", type: "password", autocomplete: "off", value: credentials.key, pattern: "[ -~]*", autofocus: true })),
     h("label", {}, "Further header, such as restricted operations need",
-      h("input", { name: "header", autocomplete: "off", placeholder: "NAME: VALUE", value: credentials.header })),
+      h("input", { name: "header", autocomplete: "off", placeholder: "NAME: VALUE", value: credentials.header, pattern: " *[A-Za-z0-9_.\\-]+ *:[ -~]*" })),
     h("p", { class: "muted" }, "Both are sent to this server alone, and forgotten with this tab."),
   ), "Use");
   asking = false;
