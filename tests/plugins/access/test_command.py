@@ -196,6 +196,16 @@ def test_check_needs_a_name_that_is_known(
     assert problem in capsys.readouterr().err
 
 
+def test_a_key_without_an_end_in_the_calendar(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last moment of a western time zone is in the year 10000 of UTC."""
+    run("key", "web", "--role=scorer", "--expires=9999-12-31T23:59:59-05:00")
+    capsys.readouterr()
+    assert run("list") == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["web", "key", "scorer", "-", "21"]
+
+
 def test_list(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("key", "web", "--role=scorer", "--expires=2100-01-01")
     capsys.readouterr()

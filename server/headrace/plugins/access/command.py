@@ -199,7 +199,7 @@ def _list(given: argparse.Namespace) -> int:
 
 
 def _date(moment: float) -> str:
-    if moment == inf:
+    if not -62_135_596_800 <= moment < 253_402_300_800:  # the years 1 to 9999
         return "-"
     return datetime.fromtimestamp(moment, UTC).isoformat(sep=" ", timespec="minutes")
 
