@@ -228,6 +228,21 @@ def test_wrong_values_are_refused(values: Manifest, text: str) -> None:
         render(values)
 
 
+@pytest.mark.parametrize("path", [
+    "drain.exitSeconds", "probes.startupSeconds", "models.controlMode", "monitor.interval",
+    "podDisruptionBudget.maxUnavailable", "autoscaling.maxReplicas", "activator.waitSeconds",
+])  # fmt: skip
+def test_a_value_that_is_needed_is_not_null(path: str) -> None:
+    with pytest.raises(ValueError, match=f"missing property '{path.split('.')[1]}'"):
+        render(with_value({}, path, None))
+
+
+@pytest.mark.parametrize("path", ["models.repositories", "image.pullSecrets", "environments.size"])
+def test_a_null_is_left_out(path: str) -> None:
+    for manifest in render(with_value({}, path, None)):
+        validate(manifest)
+
+
 def test_the_grace_period_follows_the_drain_times() -> None:
     manifests = render({"drain": {"delaySeconds": 3, "exitSeconds": 100, "marginSeconds": 6}})
     pod = of_kind(manifests, "Deployment")["spec"]["template"]["spec"]

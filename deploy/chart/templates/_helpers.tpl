@@ -103,10 +103,11 @@ capabilities:
 {{- end }}
 
 {{- define "headrace.repositories" -}}
-{{- $all := .Values.models.repositories -}}
+{{- $further := .Values.models.repositories | default list -}}
+{{- $all := $further -}}
 {{- if .Values.models.claim }}{{ $all = prepend $all "/models" }}{{ end -}}
 {{- if not $all }}{{ fail "models: expected a claim or repositories" }}{{ end -}}
-{{- if and (regexMatch "(^|,)[a-z0-9]+:" (join "," .Values.models.repositories)) (not (or .Values.storeCache.size .Values.storeCache.claim)) }}{{ fail "models.repositories: stores need storeCache.size or storeCache.claim" }}{{ end -}}
+{{- if and (regexMatch "(^|,)[a-z0-9]+:" (join "," $further)) (not (or .Values.storeCache.size .Values.storeCache.claim)) }}{{ fail "models.repositories: stores need storeCache.size or storeCache.claim" }}{{ end -}}
 {{- toYaml $all -}}
 {{- end }}
 
