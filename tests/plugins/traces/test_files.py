@@ -6,6 +6,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ import pytest
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.tensors import Array, Tensor, elsewhere
 from headrace.engine.tracing import Item
-from headrace.observability.trace_settings import Sampler, TraceSettings
+from headrace.observability.trace_settings import Sampler, TraceConfig, TraceSettings
 from headrace.observability.traces import BACKEND_OUTPUT, QUEUE_INPUT, Trace
+from headrace.observability.writing import WritingThread
+from headrace.plugins.traces import trace_sink
 from headrace.plugins.traces.files import TraceFiles, addition, encode_trace, whole_file
 
 TIMES, TENSORS = TraceSettings(timestamps=True), TraceSettings(tensors=True)
@@ -220,3 +223,18 @@ def test_traces_for_a_numbered_file_are_written_before_they_are_too_many(tmp_pat
     assert set(kept) >= set(range(80))
     files.close()
     assert sorted(n for numbers in found(tmp_path).values() for n in numbers) == list(range(100))
+
+
+def test_timestamps_count_against_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of traces with 1 MB each, only some wait for a file that cannot be written at present."""
+    written = Event()
+    monkeypatch.setattr(TraceFiles, "write", lambda writer, items: written.wait(60))
+    sink = trace_sink(TraceConfig(file="unused"))
+    assert isinstance(sink, WritingThread)
+    trace = a_trace()
+    trace.times = [("HTTP_SEND_START", number) for number in range(10_000)]
+    for _ in range(1000):
+        sink.put(trace)
+    assert 400 < sink.dropped < 1000
+    written.set()
+    sink.close(60)

@@ -23,8 +23,10 @@ def trace_sink(config: TraceConfig) -> TraceSink:
 
 
 def _size(item: Item) -> int | None:
-    """Bytes of a trace's tensors; the end of a sampler is never dropped."""
-    return item.nbytes if isinstance(item, Trace) else None
+    """Bytes of a trace's tensors and timestamps, of which a stream has thousands; the end of a
+    sampler is never dropped.
+    """
+    return item.nbytes + 100 * len(item.times) if isinstance(item, Trace) else None
 
 
 def _writer(config: TraceConfig) -> ItemWriter[Item]:
