@@ -225,7 +225,7 @@ async def test_inputs_for_which_there_is_no_thread() -> None:
     async with scene() as s:
         s.floats(LONG)
         s.regions.threads.shutdown()  # as where no more can be started
-        await refused(s, Unavailable, "cannot be copied now")
+        await refused(s, Unavailable, "the server cannot do this now: ")
 
 
 async def test_an_unknown_region_for_one_of_two_inputs() -> None:

@@ -6,6 +6,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,10 +21,12 @@ from headrace.core.errors import (
     NotFound,
     Overloaded,
     ServerError,
+    Unavailable,
     Unsupported,
 )
 from headrace.engine.admission import Admission
 from headrace.engine.shared_memory import Regions
+from tests.placement.threads import no_threads
 from tests.support.shared_memory import SharedFile
 
 SIZE = 4096
@@ -252,6 +255,23 @@ def test_unregister(shared: SharedFile) -> None:
         regions.system_status("a")
     regions.unregister("", cuda=False)
     assert not regions.system_status().regions
+    closed(regions)
+    assert open_files(shared.path) == 1
+
+
+def test_regions_for_which_there_is_no_thread(shared: SharedFile) -> None:
+    """A refused name is free again, and a file is closed by the next free thread."""
+    regions = regions_of()
+    with no_threads(), pytest.raises(Unavailable, match="the server cannot do this now"):
+        register(regions, "r", shared.key)
+    assert not regions.system_status().regions
+    register(regions, "r", shared.key)
+    go = Event()
+    regions.threads.submit(go.wait, 30)
+    with no_threads():
+        regions.unregister("r", cuda=False)
+    assert not regions.system_status().regions
+    go.set()
     closed(regions)
     assert open_files(shared.path) == 1
 

@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from headrace.core.errors import (
 )
 from headrace.core.limits import Charge, uncharged
 from headrace.core.turns import PIECE_SECS
-from headrace.engine.workbench import Deferred, Expected, Workbench
+from headrace.engine.workbench import Deferred, Expected, Workbench, run_in_pool
 from tests.placement.threads import no_threads
 from tests.support.scrape import until
 
@@ -79,6 +80,26 @@ async def test_work_is_refused_while_its_thread_cannot_be_started() -> None:
     bench.do(1, lambda charge: "done", later.done, uncharged, None)
     await later.all.wait()
     assert later.found == [("done", None)]
+
+
+async def test_work_of_a_pool_is_refused_while_no_thread_can_be_started() -> None:
+    """Also while others of its threads are busy; a later one does not do the work."""
+    begun, go, done = threading.Event(), threading.Event(), list[str]()
+    with ThreadPoolExecutor(2) as pool:
+
+        def hold() -> str:
+            begun.set()
+            assert go.wait(30)
+            return "held"
+
+        held = run_in_pool(pool, hold)
+        assert begun.wait(30)
+        with no_threads(), pytest.raises(Unavailable, match=r"^the server cannot do this"):
+            run_in_pool(pool, lambda: done.append("refused"))
+        go.set()
+        assert await held == "held"
+        await run_in_pool(pool, lambda: done.append("later"))
+    assert done == ["later"]
 
 
 class Client:

@@ -21,6 +21,7 @@ import secrets
 import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -48,12 +49,11 @@ from headrace.core.errors import (
     Overloaded,
     PayloadTooLarge,
     ServerError,
-    Unavailable,
     Unsupported,
 )
 from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
 from headrace.engine.admission import Admission
-from headrace.engine.workbench import refuse
+from headrace.engine.workbench import refuse, run_in_pool
 from headrace.protocol.compression import too_large
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.status import INTERNAL_TEXT
@@ -395,8 +395,8 @@ class Regions:
         if name in self._regions or name in self._opening:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
         self._check_room()
+        future = run_in_pool(self.threads, opened)
         self._opening.add(name)
-        future = asyncio.get_running_loop().run_in_executor(self.threads, opened)
         future.add_done_callback(lambda done: self._opened(name, done))
         try:
             # The client may disconnect meanwhile; the region is registered all the same.
@@ -427,7 +427,8 @@ class Regions:
         else:
             log.info("unregistered shared memory region %r", region.name)
         # On a thread: closing a large file for the last time frees it.
-        self.threads.submit(region.close)
+        with suppress(RuntimeError):  # no further thread: the next free one finds it queued
+            self.threads.submit(region.close)
 
 
 def _most_regions() -> int:
@@ -640,12 +641,7 @@ class SharedMemory(Stage, Owner):
 
         Raises `Unavailable` if no thread can be started.
         """
-        loop, given = asyncio.get_running_loop(), list(copies)
-        try:
-            future = loop.run_in_executor(self._regions.threads, _run, given)
-        except RuntimeError as error:
-            given.clear()  # the next thread would do them, too late
-            raise Unavailable(f"memory cannot be copied now: {error}", retry_after=1) from error
+        future = run_in_pool(self._regions.threads, partial(_run, copies))
         self._copying = True
         future.add_done_callback(partial(self._copied, done))
 

@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -39,6 +39,39 @@ from headrace.core.turns import Turns
 from headrace.protocol.status import INTERNAL_TEXT
 
 T = TypeVar("T")
+
+
+def no_thread(error: RuntimeError) -> Unavailable:
+    """The refusal of work for which no thread can be started: their limit was reached."""
+    return Unavailable(f"the server cannot do this now: {error}", retry_after=1)
+
+
+def run_in_pool(pool: Executor | None, work: Callable[[], T]) -> asyncio.Future[T]:
+    """The result of `work` on a thread of `pool`; None is the running loop's own pool.
+
+    Raises `Unavailable` if no thread can be started; then the work is never done.
+    """
+    outcome: Future[T] = Future()
+    held = [work]
+    try:
+        asyncio.get_running_loop().run_in_executor(pool, _settle, outcome, held)
+    except RuntimeError as error:
+        # The pool has queued the work, and a thread that it had before may have begun it.
+        if outcome.cancel():
+            held.clear()
+            raise no_thread(error) from error
+    return asyncio.wrap_future(outcome)
+
+
+def _settle(outcome: Future[T], held: list[Callable[[], T]]) -> None:
+    if not outcome.set_running_or_notify_cancel():
+        return
+    try:
+        outcome.set_result(held.pop()())
+    except BaseException as error:
+        outcome.set_exception(error)
+    finally:
+        del outcome, held  # an error refers to this frame, and both would live for longer
 
 
 class Stopped(Exception):
@@ -377,8 +410,8 @@ class _Lane:
             thread = Thread(target=self._run, name=self._name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # the limit of threads was reached
-                job.refuse(Unavailable(f"the server cannot do this now: {error}", retry_after=1))
+            except RuntimeError as error:
+                job.refuse(no_thread(error))
                 return
             self._thread = thread
         self._jobs.put(job)

@@ -14,6 +14,7 @@ from headrace.core.tensors import Buffer
 from headrace.ipc.frames import IN_FILE, INLINE, Header, frame, pack_header
 from headrace.plugins.frontends.channel import FrameChannel
 from headrace.plugins.frontends.link_infer import LinkKind
+from tests.placement.threads import no_threads
 
 
 class End:
@@ -113,6 +114,26 @@ async def test_frames_whose_files_are_written_on_a_thread() -> None:
     theirs.frames.clear()
     await asyncio.get_running_loop().shutdown_default_executor()
     await asyncio.sleep(0)
+    assert files() == before
+
+
+async def test_frames_for_whose_files_there_is_no_thread() -> None:
+    before = files()
+    ours, theirs = map(End, socket.socketpair())
+    longest = os.urandom(3 << 20)
+    with no_threads():
+        for number in range(3):
+            ours.channel.send_parts(LinkKind.INFER, 0, number, b"m", [longest[number:]])
+        await theirs.has(3)
+    ours.channel.send_parts(LinkKind.INFER, 0, 3, b"m", [longest])
+    await theirs.has(4)
+    assert [frame[1:] for frame in theirs.frames] == [
+        (number, b"m", longest[number % 3 :]) for number in range(4)
+    ]
+    assert ours.channel.waiting == 0
+    ours.channel.close()
+    await theirs.lost
+    theirs.frames.clear()
     assert files() == before
 
 

@@ -13,12 +13,15 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
+from headrace.core.errors import Unavailable
 from headrace.core.process import collect_young
 from headrace.core.tensors import Buffer
 from headrace.core.turns import PIECE_SECS
+from headrace.engine.workbench import run_in_pool
 from headrace.ipc.frame_socket import CLOEXEC, READ, SPACE, FrameSocket
 from headrace.ipc.frames import (
     IN_FILE,
@@ -269,7 +272,10 @@ class FrameChannel:
         self._chunk = memoryview(b"".join(pieces) if len(pieces) > 1 else pieces[0])
 
     def _fill(self) -> None:
-        """Write a large file on a thread, unless one is being written or waits to be sent."""
+        """Write a large file, unless one is being written or waits to be sent.
+
+        On a thread, or at once if none can be started.
+        """
         if self._filling or self._filled or self.closed or not self._apart:
             return
         lane, items = next(iter(self._apart.items()))
@@ -294,7 +300,16 @@ class FrameChannel:
                 log.error("bug while writing a file", exc_info=error)
                 self._fail("a bug")
 
-        self._loop.run_in_executor(None, write_file, content, nbytes).add_done_callback(filled)
+        write = partial(write_file, content, nbytes)
+        try:
+            done = run_in_pool(None, write)
+        except Unavailable:  # all links wait meanwhile, but no frame waits for a thread
+            done = self._loop.create_future()
+            try:
+                done.set_result(write())
+            except Exception as error:
+                done.set_exception(error)
+        done.add_done_callback(filled)
 
     def _send_filled(self, lane: int, descriptor: int) -> None:
         """Send the first frame of a lane, and those behind it up to the next large file."""
