@@ -1,6 +1,6 @@
 """A server connection with recording streams, and hand-written client frames."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from struct import pack, unpack
 
@@ -188,6 +188,7 @@ class Server(Bench):
         greet: bool = True,
         keep_alive: KeepAlive | None = None,
         stream: type[Kept] = Kept,
+        reserve: Callable[[int], bool] | None = None,
     ) -> None:
         super().__init__()
         self.echo = echo
@@ -195,8 +196,9 @@ class Server(Bench):
         self.streams: dict[int, Kept] = {}
         self.interpreted = 0
         self.connection = ServerConnection(
-            self._interpret, RESPONSE_HEAD, TRAILERS, lambda: None, limits or Limits(), keep_alive
-        )
+            self._interpret, RESPONSE_HEAD, TRAILERS, lambda: None, limits or Limits(), keep_alive,
+            reserve,
+        )  # fmt: skip
         self.connection.start()
         if greet:
             self.feed(PREFACE, settings())

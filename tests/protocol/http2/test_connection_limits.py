@@ -6,6 +6,7 @@ from struct import pack
 
 import pytest
 
+from headrace.protocol.http2.connection import OWN_STREAMS
 from headrace.protocol.http2.protocol import (
     ACK,
     CONTINUATION,
@@ -131,6 +132,17 @@ def test_max_concurrent_streams() -> None:
     server.streams[5].respond(b"")
     server.feed(server.request(23))
     assert server.streams[23].ended
+
+
+def test_streams_refused_for_those_of_other_connections_are_not_counted() -> None:
+    """Their peer has made no error, however many it opens."""
+    server = Server(LIMITS, reserve=lambda streams: False)
+    for number in range(1, 401, 2):
+        server.feed(server.request(number))
+    words = [frame.word for frame in server.sent() if frame.kind == RST_STREAM]
+    assert words == [ErrorCode.REFUSED_STREAM] * (200 - OWN_STREAMS)
+    assert len(server.streams) == OWN_STREAMS
+    assert not server.connection.closing
 
 
 @pytest.mark.parametrize("size", [0, 1, 100])

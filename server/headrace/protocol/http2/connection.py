@@ -651,9 +651,11 @@ class ServerConnection(Http2Connection):
         if number > streams.drain_to:
             return
         streams.last = number
-        # Section 5.1.2.
         if head is None or (len(streams.open) >= self._room and not self._has_room()):
-            streams.refuse(number, refusal)
+            if head is None or len(streams.open) >= self.limits.streams:  # section 5.1.2
+                streams.refuse(number, refusal)
+            else:  # others have taken the room, which is no error of this peer
+                streams.send_reset(number, refusal)
             return
         stream = head.kind(head, number)
         streams.open[number] = stream

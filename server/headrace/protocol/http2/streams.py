@@ -422,11 +422,11 @@ class Streams:
     def refuse(self, number: int, code: ErrorCode) -> None:
         """Reset a stream that was never opened, or is closed, for an error of the peer."""
         self.count_reset()
-        self._send_reset(number, code)
+        self.send_reset(number, code)
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         """Reset a stream, without or after a complete response."""
-        self._send_reset(stream.number, code)
+        self.send_reset(stream.number, code)
         self._drop(stream)
 
     def fail(self, stream: Stream, code: ErrorCode) -> None:
@@ -488,7 +488,8 @@ class Streams:
         stream.remote_closed = True
         self.forget(stream)
 
-    def _send_reset(self, number: int, code: ErrorCode) -> None:
+    def send_reset(self, number: int, code: ErrorCode) -> None:
+        """Reset a stream by its number, without counting it against the peer."""
         self._sender.reset(number, code)
         block, bit = divmod(number, _RESET_BLOCK)
         self._reset[block] = self._reset.pop(block, 0) | 1 << bit  # the latest is the last
