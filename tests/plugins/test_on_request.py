@@ -11,6 +11,7 @@ from time import time
 
 import pytest
 
+from headrace.core.call import Raw
 from headrace.core.errors import (
     InvalidRequest,
     ModelLoadFailed,
@@ -25,6 +26,8 @@ from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.opening import LoadOptions
 from headrace.observability.machine import GrowthMeter
 from headrace.plugins.on_request import OnRequest
+from headrace.protocol.json_text import WHOLE
+from headrace.protocol.v2_json import pass_raw
 from tests.engine import worlds
 from tests.engine.worlds import INLINE, FutureCall, entries, number, question, until
 from tests.support.stores import catalogue, scan
@@ -118,6 +121,33 @@ async def test_a_model_is_loaded_on_request(tmp_path: Path) -> None:
         for version in ("x", "-1", "1" * 5_000, "²"):
             with pytest.raises(InvalidRequest, match="version string"):
                 world.ask("a", version)
+
+
+class ChargedCall(FutureCall):
+    """A call that counts the bytes charged for its decoded request, and has room for `most`."""
+
+    charged, most = 0, 100 * MIB
+
+    def charge(self, nbytes: int) -> None:
+        if self.charged + nbytes > self.most:
+            raise Overloaded("full")
+        self.charged += nbytes
+
+
+async def test_raw_requests_that_waited_for_their_model_are_charged_when_decoded(
+    tmp_path: Path,
+) -> None:
+    body = b'{"X": [0.5], "note": "%b"}' % (b"x" * WHOLE)
+    async with serving(World(tmp_path, ResidencyOptions(), "a", "b")) as world:
+        calls = [ChargedCall(pass_raw(name, "", body, Raw.GENERATE)) for name in "ab"]
+        calls[1].most = WHOLE
+        for call in calls:
+            world.engine.find(call.model_name).submit(call)
+        with pytest.raises(InvalidRequest, match="note"):  # too long for a parameter
+            await calls[0].future
+        assert calls[0].charged > WHOLE
+        with pytest.raises(Overloaded, match="full"):
+            await calls[1].future
 
 
 async def test_the_least_recently_requested_model_is_unloaded(tmp_path: Path) -> None:

@@ -303,6 +303,9 @@ class Call:
         """The client in whose name work is done, and which takes turns with others."""
         return None
 
+    def charge(self, nbytes: int) -> None:
+        """Charge bytes of the decoded request to the client; raises `ServerError`."""
+
     def header(self, name: str) -> str:
         """The value of a request header, by its lower-case name; "" if there is none."""
         return ""

@@ -263,10 +263,11 @@ class _Timed(Stage):
         add_timing(response)
 
 
-def submit_raw(found: Target, call: Call, entrance: Entrance, charge: Charge = uncharged) -> None:
+def submit_raw(found: Target, call: Call, entrance: Entrance) -> None:
     """Decode a raw call, on a thread if that is slow, and queue it.
 
-    `charge` is called with the decoded size. Raises `ServerError`, or refuses the call later.
+    Its client is charged for what is decoded on a thread. Raises `ServerError`, or refuses the call
+    later.
     """
     admission = entrance.admission
     signature, raw = found.signature, call.options.raw
@@ -298,7 +299,7 @@ def submit_raw(found: Target, call: Call, entrance: Entrance, charge: Charge = u
     else:
         Deferred(
             admission.workbench, len(body),
-            lambda charge: _decoded(signature, call, charge, most), go_on, call, charge,
+            lambda charge: _decoded(signature, call, charge, most), go_on, call, call.charge,
         )  # fmt: skip
 
 

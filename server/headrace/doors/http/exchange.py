@@ -201,6 +201,11 @@ class Exchange(Call):
         """Implements `Call.payer`."""
         return self.account
 
+    def charge(self, nbytes: int) -> None:
+        """Implements `Call.charge`; raises `Overloaded`."""
+        self.account.grow(nbytes, self.nbytes)
+        self.nbytes += nbytes
+
     def header(self, name: str) -> str:
         """A header's value by its lower-case name; "" if there is none."""
         return self.head.headers.get(name.encode("latin-1"), "")
@@ -374,13 +379,8 @@ class Exchange(Call):
         size = len(body) << 3 if self.head.content_encoding is not None else len(body)
         Deferred(
             self.workbench, size,
-            lambda charge: self._decode(body, signature, charge), submit, self, self._charge, after,
+            lambda charge: self._decode(body, signature, charge), submit, self, self.charge, after,
         )  # fmt: skip
-
-    def _charge(self, nbytes: int) -> None:
-        """Charge the decoded body; raises `Overloaded`."""
-        self.account.grow(nbytes, self.nbytes)
-        self.nbytes += nbytes
 
     def _encode(self, response: InferResponse, form: ResponseForm, charge: Charge) -> Answer:
         if self._timed:

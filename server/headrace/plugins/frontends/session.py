@@ -230,6 +230,11 @@ class FrontEndCall(Call):
             return self.account
         return RemotePayer(self.origin)
 
+    def charge(self, nbytes: int) -> None:
+        """Implements `Call.charge`."""
+        self.account.grow(nbytes, self.nbytes)
+        self.nbytes += nbytes
+
     def header(self, name: str) -> str:
         """Implements `Call.header`, for the headers that the engine has asked for."""
         return self.headers.get(name, "")
@@ -402,10 +407,6 @@ class FrontEndSession:
             if call.nbytes > INLINE:
                 self._moved()
 
-    def _grow(self, call: FrontEndCall, nbytes: int) -> None:
-        call.account.grow(nbytes, call.nbytes)
-        call.nbytes += nbytes
-
     def pause(self, call: FrontEndCall) -> None:
         """Pause a model until the front end reads again."""
         if call in self._paused:
@@ -519,7 +520,7 @@ class FrontEndSession:
                 self._moved()
             self._under_way[number] = call
             if raw is not None and found.signature is not None:
-                submit_raw(found, call, self._engine, partial(self._grow, call))
+                submit_raw(found, call, self._engine)
             else:
                 found.submit(call)
         except Exception as error:  # also of a frame that cannot be read: others follow it
