@@ -501,7 +501,17 @@ class ClientCall(MessageStream, ClientStream):
         if self._encoding is None:
             self.break_off(End(Reason.BROKEN, INTERNAL, "there is data before any head"))
             return
-        super().on_data(view, start, stop)
+        try:
+            super().on_data(view, start, stop)
+        except MemoryError as error:
+            self._lose_answer(error)
+
+    def on_filled(self, nbytes: int) -> None:
+        """Account for bytes received into the buffer of the gathered message."""
+        try:
+            super().on_filled(nbytes)
+        except MemoryError as error:
+            self._lose_answer(error)
 
     def on_end(self) -> None:
         """Fail the call if the response ended early, or report its status."""
@@ -541,6 +551,11 @@ class ClientCall(MessageStream, ClientStream):
         reason = Reason.LOST if self.number <= connection.streams.written else Reason.UNSENT
         text = connection.failure or connection.said or "the connection was lost"
         self._close(End(reason, UNAVAILABLE, text))
+
+    def _lose_answer(self, error: MemoryError) -> None:
+        """Fail the call alone: the connection's other calls may have smaller answers."""
+        text = f"there is no memory for the answer: {error}"
+        self.break_off(End(Reason.LOST, INTERNAL, text))
 
     def _reset(self) -> None:
         self.stop_gathering()  # the rest of a message in transit is dropped

@@ -292,6 +292,25 @@ def test_streams_that_are_reset(code: int, now: float, reason: Reason, client: C
     assert not client.connection.streams.open
 
 
+def test_an_answer_for_which_there_is_no_memory(
+    monkeypatch: pytest.MonkeyPatch, client: Client
+) -> None:
+    """The call fails, and no other of the connection."""
+
+    class NoMemory:
+        def block(self, nbytes: int) -> memoryview:
+            raise MemoryError("full")
+
+    calls = [client.call() for _ in range(2)]
+    monkeypatch.setattr("headrace.protocol.grpc.BLOCKS", NoMemory())
+    message = message_of(bytes(1000))
+    client.feed(client.headers(1, GOOD), build(DATA, 0, 1, message[:500]))
+    assert calls[0].end == End(Reason.LOST, 13, "there is no memory for the answer: full")
+    client.feed(build(DATA, 0, 1, message[500:]), client.response(3, b"small"))
+    assert (calls[1].messages, calls[1].ends) == ([b"small"], [None])
+    assert not client.connection.closing
+
+
 def test_a_server_that_answers_before_all_was_sent(client: Client) -> None:
     call = client.call(bytes(100_000))
     client.sent()
