@@ -109,6 +109,20 @@ def test_errors_before_and_of_execution(client: GrpcClient) -> None:
     assert good.infer_response.id == "good"
 
 
+def test_messages_over_the_limit_do_not_end_the_stream(narrow: ServerProcess) -> None:
+    large, small = (
+        infer_message("identity", [Input("INPUT0", np.zeros((1, count), np.float32))], id=name)
+        for name, count in (("large", 1 << 20), ("small", 4))
+    )
+    with GrpcClient(narrow.grpc) as client, Stream(client) as stream:
+        for _ in range(2):
+            stream.send(large, small)
+            assert "--max-request-bytes" in stream.receive().error_message
+            assert stream.receive().infer_response.id == "small"
+        stream.half_close()
+        assert stream.rest() == []
+
+
 @BOTH
 def test_a_real_status_cancels_running_requests(
     client: GrpcClient, number: int, gates: Gates, busy_metrics: Scraper

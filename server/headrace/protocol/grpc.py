@@ -234,12 +234,13 @@ def _number(data: bytes, otherwise: int) -> int:
 
 
 class Gathering:
-    """A message that has arrived in part."""
+    """A message that has arrived in part; the rest of a refused one is `dropped`."""
 
-    __slots__ = ("compressed", "filled", "length", "prefix", "view")
+    __slots__ = ("compressed", "dropped", "filled", "length", "prefix", "view")
 
     def __init__(self) -> None:
         self.prefix = b""
+        self.dropped = False
         self.compressed = 0
         self.length = -1  # of the message; -1 until the prefix has arrived
         self.view = memoryview(b"")
@@ -274,6 +275,13 @@ class MessageStream(Stream):
 
     def count(self, nbytes: int, before: int) -> None:
         """Charge `nbytes` received of the gathered message, after `before` earlier ones."""
+
+    def refused(self, error: ServerError) -> None:
+        """Answer a message that was refused before its end, or raise: then the stream has failed.
+
+        The rest of the message is dropped as it arrives.
+        """
+        raise error
 
     def gathered(self, part: Gathering) -> None:
         """Receive a complete, possibly compressed message; followed by `stop_gathering`."""
@@ -322,8 +330,12 @@ class MessageStream(Stream):
         """Account for bytes received into the buffer of the gathered message."""
         part = self._gathering
         assert part is not None, "bytes of no message. This is a bug."
-        self.count(nbytes, part.filled)
-        self._grew(part, nbytes)
+        try:
+            self.count(nbytes, part.filled)
+        except ServerError as error:
+            self._drop(error, part.length - part.filled - nbytes)
+        else:
+            self._grew(part, nbytes)
 
     def _gather(self, view: memoryview, start: int, stop: int) -> int:
         """Copy part of a message; returns the position after it."""
@@ -337,15 +349,25 @@ class MessageStream(Stream):
             if len(part.prefix) < PREFIX:
                 return start
             compressed, length = unpack_prefix(part.prefix)
-            self.begin_message(compressed, length, length - (stop - start))
+            try:
+                self.begin_message(compressed, length, length - (stop - start))
+            except ServerError as error:
+                if compressed > 1 or length > MAX_MESSAGE:
+                    raise  # nothing that follows is likely to be a message
+                self._drop(error, length)
+                return start
             if self.finished:
                 return start
             # Set even if allocating the memory fails.
             part.compressed, part.length = compressed, length
             part.view = self.memory(length, view[start:stop])
         size = min(part.length - part.filled, stop - start)
-        if size:
-            self.count(size, part.filled)
+        if size and not part.dropped:
+            try:
+                self.count(size, part.filled)
+            except ServerError as error:
+                self._drop(error, part.length - part.filled)
+                return start
             part.view[part.filled : part.filled + size] = view[start : start + size]
         self._grew(part, size)
         return start + size
@@ -354,9 +376,19 @@ class MessageStream(Stream):
         """Count bytes in the buffer; deliver the message if it is complete."""
         part.filled += nbytes
         if part.filled < part.length:
-            self.place = part.view[part.filled :]
+            self.place = None if part.dropped else part.view[part.filled :]
+        elif part.dropped:
+            self.stop_gathering()
         else:
             self.gathered(part)
+
+    def _drop(self, error: ServerError, rest: int) -> None:
+        """Refuse the message being gathered, of which `rest` bytes are still to come."""
+        self.stop_gathering()
+        if rest:
+            part = self._gathering = Gathering()
+            part.length, part.dropped = rest, True
+        self.refused(error)
 
 
 # --- calls of a client

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
+from headrace.core.errors import ExecutionFailed, Overloaded, ServerError, ServerExiting
 from headrace.core.identity import ANYONE, NO_PEER, Identity
 from headrace.doors.grpc.call import Message, StreamSession
 from headrace.doors.grpc.inference import stream_opener
@@ -226,6 +226,19 @@ def test_errors_before_execution(stream: Stream) -> None:
     assert stream.got[2].startswith(":!not a valid ModelInferRequest message")
     assert stream.got[3] == "a:x"
     assert stream.engine.admission.requests == 1
+
+
+def test_a_request_refused_before_its_end_is_answered_in_its_order(stream: Stream) -> None:
+    first = stream.ask("plain", "a")
+    stream.session.refuse(Overloaded("full"))
+    second = stream.ask("plain", "b")
+    second.answer("late", final=True)
+    assert stream.got == []
+    first.answer("early", final=True)
+    assert stream.got == ["a:early.", ":!full", "b:late."]
+    stream.session.half_close()
+    assert stream.peer.finished == [None]
+    stream.close()
 
 
 def test_real_statuses_follow_earlier_responses() -> None:

@@ -89,6 +89,10 @@ class StreamSession(Protocol):
     def receive(self, message: Buffer) -> None:
         """Receive a message."""
 
+    def refuse(self, error: ServerError) -> None:
+        """Answer a message that was refused before its end; others follow. May raise the error."""
+        raise error
+
     def half_close(self) -> None:
         """The client has finished sending."""
 

@@ -376,7 +376,7 @@ class StreamedCall(MessageCall):
         self.stream.came(self, message)
 
 
-class StreamInfer:
+class StreamInfer(StreamSession):
     """One stream.
 
     Requests are in `_ordered`, in order of arrival, or in `_unordered`, until all their messages
@@ -457,6 +457,16 @@ class StreamInfer:
                 self._behind.append((slot, message))
             else:
                 self._submit(slot, message)
+        self._hold_if_full()
+
+    def refuse(self, error: ServerError) -> None:
+        """Answer a request that was refused before its end, after those before it."""
+        slot = StreamedCall(self)
+        self._ordered.append(slot)
+        slot.refuse(error)
+        self._hold_if_full()
+
+    def _hold_if_full(self) -> None:
         if self._under_way >= _MAX_IN_FLIGHT and not self._over:
             self._holding = True
             self._peer.hold(True)

@@ -25,7 +25,7 @@ from headrace.api.operations import (
 from headrace.core.errors import InvalidRequest, ServerExiting
 from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
-from headrace.doors.grpc.call import Direct, Handlers, Open, Peer, Unary
+from headrace.doors.grpc.call import Direct, Handlers, Open, Peer, StreamSession, Unary
 from headrace.doors.grpc.inference import InferenceService, stream_opener
 from headrace.engine.admission import Admission
 from headrace.engine.entrance import Entrance, Readiness
@@ -98,8 +98,8 @@ def health_handlers(readiness: Readiness, admission: Admission) -> tuple[Unary, 
     return check, partial(HealthSession, readiness, admission)
 
 
-class HealthSession:
-    """A `Session` that reports the server's readiness until it exits.
+class HealthSession(StreamSession):
+    """A `StreamSession` that reports the server's readiness until it exits.
 
     The client's single message names a service, which is ignored.
     """
@@ -112,7 +112,7 @@ class HealthSession:
 
     @property
     def idle(self) -> bool:
-        """Implements `Session.idle`."""
+        """Implements `StreamSession.idle`."""
         return not self._begun
 
     def receive(self, message: Buffer) -> None:
@@ -161,8 +161,8 @@ def _status(ready: bool) -> bytes:
 # --- reflection (v1 and v1alpha), so that tools such as grpcurl need no .proto files
 
 
-class Reflection:
-    """A `Session` of ServerReflectionInfo.
+class Reflection(StreamSession):
+    """The `StreamSession` of ServerReflectionInfo.
 
     The messages of the two packages are the same on the wire; only their names differ.
     """
@@ -173,7 +173,7 @@ class Reflection:
 
     @property
     def idle(self) -> bool:
-        """Implements `Session.idle`: every message is answered at once."""
+        """Implements `StreamSession.idle`: every message is answered at once."""
         return True
 
     def receive(self, message: Buffer) -> None:

@@ -4,6 +4,7 @@ import gzip
 
 import pytest
 
+from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Handlers, Peer
 from headrace.doors.grpc.native.calls import SessionRpc
@@ -38,13 +39,17 @@ async def test_deadline_of_a_call(waits: float | None, least: float, most: float
 
 
 class Taking:
-    """A session that records its messages."""
+    """A session that records its messages and refusals."""
 
     def __init__(self, peer: Peer) -> None:
         self.messages: list[bytes] = []
+        self.refused: list[ServerError] = []
 
     def receive(self, message: Buffer) -> None:
         self.messages.append(bytes(message))
+
+    def refuse(self, error: ServerError) -> None:
+        self.refused.append(error)
 
     idle = False
 
@@ -103,6 +108,18 @@ async def test_messages_behind_a_compressed_one_keep_their_order(apart: bool) ->
         give(call, piece)
     await until(lambda: len(session.messages) == len(messages))
     assert session.messages == messages
+    connection.connection_lost(None)
+    assert (admission.messages, admission.bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("packed", [b"no gzip", gzip.compress(bytes(17 << 20))])
+async def test_messages_that_cannot_be_decompressed_do_not_end_their_stream(packed: bytes) -> None:
+    admission = Admission(0, 0)
+    call, session, connection = opened(admission)
+    give(call, pack_prefix(1, len(packed)) + packed + pack_prefix(0, 5) + b"later")
+    await until(lambda: session.messages == [b"later"])
+    assert len(session.refused) == 1
+    assert not call.finished
     connection.connection_lost(None)
     assert (admission.messages, admission.bytes) == (0, 0)
 

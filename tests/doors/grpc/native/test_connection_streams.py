@@ -10,6 +10,7 @@ from types import FrameType
 import pytest
 from hpack import Encoder, NeverIndexedHeaderTuple
 
+from headrace.core.errors import Overloaded, PayloadTooLarge, ServerError
 from headrace.core.limits import PRESSED_SECS, Shares
 from headrace.core.tensors import Buffer
 from headrace.core.turns import SHARE
@@ -46,6 +47,7 @@ class Echo:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.received: list[int] = []
+        self.refused: list[type[ServerError]] = []
         self.ended = False
         self.holds_after = 0
         self.idle = True
@@ -54,6 +56,9 @@ class Echo:
         self.received.append(len(message))
         if len(self.received) == self.holds_after:
             self.peer.hold(True)
+
+    def refuse(self, error: ServerError) -> None:
+        self.refused.append(type(error))
 
     def half_close(self) -> None:
         self.ended = True
@@ -484,6 +489,45 @@ async def test_the_rest_of_a_message_may_wait_for_a_turn() -> None:
     assert len(other.received) == SHARE
     await until(lambda: session.ended)
     assert session.received == [3_000, 100, 50]
+
+
+# --- refused messages
+
+
+@pytest.mark.parametrize("room", ["at its begin", "later", "no limit"])
+async def test_the_rest_of_a_refused_message_is_dropped(room: str) -> None:
+    """However long: its stream goes on with the message behind it, and returns its window."""
+    world = World()
+    client = Client(world)
+    size = 3 << 20 if room == "no limit" else 1 << 20
+    payload = b"\0" + size.to_bytes(4) + bytes(size) + b"\0" + (5).to_bytes(4) + b"later"
+    frames = [client.head(_ECHO)]
+    frames += [client.data(payload[at : at + 16_384]) for at in range(0, len(payload), 16_384)]
+    filling = 0
+    if room != "no limit":
+        filling = (1 << 30) - (1 << 19)
+        await client.send_all(b"".join(frames[: 8 if room == "later" else 1]))
+        del frames[: 8 if room == "later" else 1]
+        world.admission.count(filling)
+    await client.send_all(b"".join(frames))
+    [session] = world.sessions
+    await until(lambda: session.received == [5])
+    assert session.refused == [PayloadTooLarge if room == "no limit" else Overloaded]
+    assert list(client.connection.streams.open) == [1]
+    assert world.admission.messages == 0
+    client.connection.connection_lost(None)
+    assert world.admission.bytes == filling
+
+
+@pytest.mark.parametrize("prefix", [b"\0" + (1 << 31).to_bytes(4), b"\2\0\0\0\1"])
+async def test_bytes_that_are_hardly_a_message_end_their_stream(prefix: bytes) -> None:
+    client = Client(World())
+    await client.send_all(client.head(_ECHO) + client.data(prefix + bytes(10)))
+    await _flushed()
+    [session] = client.world.sessions
+    assert list(client.connection.streams.open) == []
+    assert not session.received
+    assert not session.refused
 
 
 async def test_a_failed_piece_does_not_stop_others() -> None:

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.core.call import NO_CONTEXT, Computed
 from headrace.core.errors import ServerError
@@ -24,6 +24,8 @@ from headrace.protocol.grpc import PREFIX, unpack_prefix
 from headrace.protocol.parameters import EXACT_TIMING, TIMING, exact_timing, time_of
 from headrace.protocol.status import BEGUN, begun_field
 from headrace.protocol.v2_protobuf import PlainWriter
+
+T = TypeVar("T")
 
 _CONGESTED = 1 << 20  # bytes queued for the client above which a session must wait
 
@@ -132,14 +134,22 @@ class SessionRpc(Rpc):
 
     def message(self, data: Buffer) -> None:
         """Pass a message to the session."""
+        if self._session is not None:
+            self._pass_on(self._session.receive, data)
+
+    def refused(self, error: ServerError) -> None:
+        """Pass the refusal of a message to the session, which may raise it."""
+        if self._session is not None:
+            self._pass_on(self._session.refuse, error)
+
+    def _pass_on(self, receive: Callable[[T], None], given: T) -> None:
         self._used = True
         self._active = self._connection.streams.now
-        if self._session is not None:
-            self._receiving = True
-            try:
-                self._session.receive(data)
-            finally:
-                self._receiving = False
+        self._receiving = True
+        try:
+            receive(given)
+        finally:
+            self._receiving = False
 
     def end(self) -> None:
         """Pass the client's end of stream to the session, after its messages."""

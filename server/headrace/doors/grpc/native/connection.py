@@ -549,7 +549,11 @@ class Rpc(MessageStream):
         """Receive a message, which is unpacked first if it is compressed."""
         data: Buffer | None = part.view
         if part.compressed:
-            data = decompress_small(part.view, self.head.encoding)
+            try:
+                data = decompress_small(part.view, self.head.encoding)
+            except ServerError as error:
+                self._drop(error, 0)
+                return
         if data is None:
             self._unpack(part)
         else:
@@ -560,7 +564,7 @@ class Rpc(MessageStream):
         """Drop the gathered message and its charge."""
         part = self._gathering
         super().stop_gathering()
-        if part is not None and part.length >= 0:
+        if part is not None and part.length >= 0 and not part.dropped:
             self.account.drop(part.filled)
 
     def _unpack(self, part: Gathering) -> None:
@@ -592,9 +596,12 @@ class Rpc(MessageStream):
         self.account.drop(self._unpacking[1])
         self._unpacking = None
         try:
-            if data is None:
+            if data is not None:
+                self.message(data)
+            elif isinstance(problem, ServerError):
+                self.refused(problem)
+            else:
                 raise problem or InvalidRequest(_TRUNCATED)
-            self.message(data)
         except Exception as error:
             self.guard(error)
         self.go_on()
