@@ -382,6 +382,15 @@ class MessageStream(Stream):
         else:
             self.gathered(part)
 
+    def skip(self, start: int, stop: int) -> int:
+        """Drop bytes of a refused message, which need no turn; returns the position after them."""
+        part = self._gathering
+        if part is None or not part.dropped:
+            return start
+        size = min(part.length - part.filled, stop - start)
+        self._grew(part, size)
+        return start + size
+
     def _drop(self, error: ServerError, rest: int) -> None:
         """Refuse the message being gathered, of which `rest` bytes are still to come."""
         self.stop_gathering()

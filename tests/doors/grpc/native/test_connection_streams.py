@@ -519,6 +519,28 @@ async def test_the_rest_of_a_refused_message_is_dropped(room: str) -> None:
     assert world.admission.bytes == filling
 
 
+async def test_the_rest_of_a_refused_message_needs_no_room_while_data_waits() -> None:
+    """Other streams of the connection have used up this turn."""
+    world = World()
+    client = Client(world)
+    size = 2 << 20
+    first, second = client.head(_ECHO), client.head(_ECHO)
+    client.send(first + second + frame(DATA, 0, 1, b"\0" + size.to_bytes(4)))
+    session, other = world.sessions
+    assert session.refused == [PayloadTooLarge]
+    world.admission.count(1 << 30)
+    client.send(frame(DATA, 0, 3, _EMPTY * SHARE) + frame(DATA, 0, 1, bytes(1000)))
+    assert len(other.received) == SHARE
+    rest = [frame(DATA, 0, 1, bytes(8192)) for _ in range((size - 1000) // 8192)]
+    await client.send_all(b"".join(rest))
+    assert list(client.connection.streams.open) == [1, 3]
+    world.admission.count(-(1 << 30))
+    later = bytes((size - 1000) % 8192) + b"\0\0\0\0\5later"
+    await client.send_all(frame(DATA, 0, 1, later))
+    await until(lambda: session.received == [5])
+    assert session.refused == [PayloadTooLarge]
+
+
 @pytest.mark.parametrize("prefix", [b"\0" + (1 << 31).to_bytes(4), b"\2\0\0\0\1"])
 async def test_bytes_that_are_hardly_a_message_end_their_stream(prefix: bytes) -> None:
     client = Client(World())

@@ -393,6 +393,8 @@ class Rpc(MessageStream):
             if not self.waits:
                 streams = self._connection.streams
                 start, streams.work = self.split(view, start, stop, streams.work)
+            if self._behind is None:
+                start = self.skip(start, stop)
             if start < stop and not self.finished:
                 self._keep(view, start, stop)
         except Exception as error:
