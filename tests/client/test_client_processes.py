@@ -12,6 +12,14 @@ import numpy as np
 import pytest
 
 from headrace import AsyncClient, Client
+from headrace.client import (
+    AnswerError,
+    ClientError,
+    ConnectionFailed,
+    InputError,
+    StatusError,
+    TimedOut,
+)
 from headrace.client.blocking import Model
 from tests.client.conftest import TLS, client_tls
 
@@ -146,6 +154,22 @@ def test_pickles(urls: Mapping[str, str], scheme: str) -> None:
             return live
 
     assert asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InputError("a"), ConnectionFailed("b", sent=False), TimedOut("c"), AnswerError("d"),
+        StatusError(404, "e"), StatusError(400, "f", 3),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_errors_are_pickled(error: ClientError) -> None:
+    """A pool waits for ever for an error of a process that cannot be read."""
+    error.add_note("from an executor")
+    for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(copied) is type(error)
+        assert (str(copied), vars(copied)) == (str(error), vars(error))
 
 
 @pytest.mark.parametrize("scheme", ["https", "grpcs"])

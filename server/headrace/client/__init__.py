@@ -11,6 +11,8 @@ ClientError ─┬─ InputError        an argument does not fit the model's sig
              └─ AnswerError       an answer that breaks the protocol
 """
 
+from typing import Any
+
 
 class ClientError(Exception):
     """Base of all errors of the client's requests."""
@@ -42,6 +44,10 @@ class StatusError(ClientError):
         super().__init__(text)
         self.status = status
         self.grpc_status = grpc_status
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with all its arguments: the executors of a cluster send errors by pickle."""
+        return type(self), (self.status, str(self), self.grpc_status), vars(self)
 
 
 class AnswerError(ClientError):
