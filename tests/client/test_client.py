@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -315,6 +315,28 @@ def test_a_client_that_is_closed(urls: Mapping[str, str]) -> None:
     assert [t.name for t in threading.enumerate()].count("headrace client") < names.count(
         "headrace client"
     )
+
+
+@pytest.mark.parametrize(("scheme", "ask"), [
+    ("http", lambda client: client.infer("simple", PAIR)),
+    ("http", lambda client: anext(client.generate_stream("simple", {}))),
+    ("grpc", lambda client: client.infer("simple", PAIR)),
+], ids=["http", "http stream", "grpc"])  # fmt: skip
+def test_closing_ends_requests_in_flight(scheme: str, ask: Callable[[AsyncClient], Any]) -> None:
+    async def close() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            client = AsyncClient(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", timeout=0)
+            asked = asyncio.ensure_future(ask(client))
+            connection, _ = await loop.sock_accept(listener)
+            with connection:
+                await loop.sock_recv(connection, 1)
+                await client.aclose()
+                with pytest.raises(ConnectionFailed):
+                    await asyncio.wait_for(asked, 30)
+
+    asyncio.run(close())
 
 
 def test_a_notebook_with_a_running_event_loop(urls: Mapping[str, str]) -> None:

@@ -139,11 +139,11 @@ class HttpPool:
             self._idle.remove(connection)
 
     async def close(self) -> None:
-        """Close all connections, including those in use; no requests may follow."""
+        """Close all connections; requests in flight fail, and none may follow."""
         self._closed = True
         self._idle.clear()
         for connection in list(self._open):
-            connection.abort()
+            connection.lose()
         await asyncio.sleep(0)  # lets them close
 
 
@@ -215,6 +215,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Close the connection at once, without calling `done`."""
         self._done = None
         self._end()
+
+    def lose(self) -> None:
+        """Close the connection at once; a request in flight fails."""
+        self._finish(ConnectionLost("closed"))
 
     # --- asyncio.BufferedProtocol
 
