@@ -20,11 +20,13 @@ import pytest
 import headrace
 from headrace import AsyncClient, Client, ClientError
 from headrace.client import ConnectionFailed, InputError, StatusError, TimedOut
+from headrace.client.blocking import BlockingModels
 from headrace.core.datatypes import NUMPY, Datatype
 from tests.client.conftest import OPTIONS, SCHEMES, TLS, client_tls, running_loop
 from tests.support.server_process import ServerProcess, onnx_examples
 
 ONES = np.ones((1, 16), np.int32)
+TOLD = {"TEXT": "no. ", "COUNT": 3}
 PAIR = {"INPUT0": np.arange(16, dtype=np.int32).reshape(1, 16), "INPUT1": ONES}
 
 
@@ -151,7 +153,7 @@ def test_more_rows_than_the_model_takes(client: Any) -> None:
 
 
 def test_a_stream(client: Any) -> None:
-    found = list(client.stream("teller", {"TEXT": "no. ", "COUNT": 3}))
+    found = list(client.stream("teller", TOLD))
     assert [result.texts("OUT") for result in found] == [[[f"no. {number}"]] for number in range(3)]
     assert [result["INDEX"].tolist() for result in found] == [[[0]], [[1]], [[2]]]
     assert list(client.model("teller").stream(TEXT="x", COUNT=0)) == []
@@ -317,6 +319,33 @@ def test_a_client_that_is_closed(urls: Mapping[str, str]) -> None:
     )
 
 
+def test_a_call_that_comes_as_the_client_ends() -> None:
+    """The event loop has taken the call, and never comes to it."""
+    ending, taken = threading.Event(), threading.Event()
+
+    class Loop(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(  # type: ignore[override]
+            self, *given: Any, **options: Any
+        ) -> Any:
+            handle = super().call_soon_threadsafe(*given, **options)
+            if ending.is_set():
+                taken.set()
+            return handle
+
+        def close(self) -> None:
+            ending.set()
+            taken.wait()
+            super().close()
+
+    client = BlockingModels(AsyncClient("http://127.0.0.1:1"), "ends", Loop)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    ending.wait()
+    with pytest.raises(ConnectionFailed, match="the client was closed during the request"):
+        client.live()
+    closing.join()
+
+
 @pytest.mark.parametrize(("scheme", "ask"), [
     ("http", lambda client: client.infer("simple", PAIR)),
     ("http", lambda client: anext(client.generate_stream("simple", {}))),
@@ -337,6 +366,25 @@ def test_closing_ends_requests_in_flight(scheme: str, ask: Callable[[AsyncClient
                     await asyncio.wait_for(asked, 30)
 
     asyncio.run(close())
+
+
+def test_a_stream_that_is_left_after_its_client(urls: Mapping[str, str]) -> None:
+    with Client(urls["grpc"]) as client:
+        stream = client.stream("teller", TOLD)
+        next(stream)
+    stream.close()
+
+
+def test_a_stream_that_the_collector_closes_on_the_event_loop(urls: Mapping[str, str]) -> None:
+    with Client(urls["grpc"]) as client:
+        streams = [client.stream("teller", TOLD)]
+        next(streams[0])
+
+        async def drop() -> None:
+            streams.clear()
+
+        client.begin(lambda _: drop()).result(timeout=30)
+        assert client.live()
 
 
 def test_a_notebook_with_a_running_event_loop(urls: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ import ssl
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial, wraps
 from threading import Lock, Thread, current_thread
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
@@ -27,6 +28,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 B = TypeVar("B", covariant=True)
 M = TypeVar("M", bound=AsyncModels)
+Begun = dict["Future[Any]", Coroutine[Any, Any, Any]]  # calls that are not over
 
 
 class _Face(Protocol[B]):
@@ -36,6 +38,8 @@ class _Face(Protocol[B]):
     def _asynchronous(self) -> B: ...
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T: ...
+
+    def _aclose(self, items: AsyncGenerator[Any, None]) -> None: ...
 
 
 def _blocking(
@@ -70,7 +74,7 @@ def _iterating(
                 yield item
         finally:
             if process == os.getpid():
-                self._run(items.aclose())
+                self._aclose(items)
 
     return iterate
 
@@ -102,9 +106,10 @@ class BlockingModels(Generic[M]):
         """Start the event loop in this process."""
         self._process = os.getpid()
         self._loop = self._make_loop()
-        thread = Thread(
-            target=_run_loop, args=(self._loop, self._asynchronous, self._last), name=self._name,
-            daemon=True,
+        self._begun: Begun = {}
+        self._thread = thread = Thread(
+            target=_run_loop, args=(self._loop, self._asynchronous, self._last, self._begun),
+            name=self._name, daemon=True,
         )  # fmt: skip
         thread.start()
         # Also for one that is never closed.
@@ -156,11 +161,17 @@ class BlockingModels(Generic[M]):
             except BaseException:
                 work.close()
                 raise
+        loop, begun = self._loop, self._begun
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            future = asyncio.run_coroutine_threadsafe(work, loop)
         except RuntimeError:
             work.close()
             raise RuntimeError("the client is closed") from None
+        begun[future] = work
+        future.add_done_callback(lambda over: begun.pop(over, None))
+        if loop.is_closed():  # since then, perhaps without a look at this one
+            _abandon(begun)
+        return future
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         future = self._begin(work)
@@ -171,6 +182,18 @@ class BlockingModels(Generic[M]):
         except KeyboardInterrupt:
             future.cancel()
             raise
+
+    def _aclose(self, items: AsyncGenerator[Any, None]) -> None:
+        """Close a stream, unless the client was closed, and its streams with it."""
+        work = items.aclose()
+        try:
+            future = self._begin(work)
+        except RuntimeError:
+            return
+        # The garbage collector may call this on the event loop, which must not wait for itself.
+        if current_thread() is not self._thread:
+            with suppress(CancelledError):
+                future.result()
 
     def _start_again(self) -> None:
         """Start another loop in a forked process, unless this was closed before."""
@@ -223,6 +246,7 @@ class Model:
         self.version = version
         self._client = client
         self._run = client._run
+        self._aclose = client._aclose
         self._asynchronous = client._asynchronous.model(name, version)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -239,14 +263,24 @@ def _run_loop(
     loop: asyncio.AbstractEventLoop,
     client: AsyncModels,
     end: Callable[[AsyncModels], Coroutine[Any, Any, None]],
+    begun: Begun,
 ) -> None:
-    """Run a loop until it is stopped, and close everything."""
+    """Run a loop until it is stopped, and close everything; no call waits for it any more then."""
     try:
         loop.run_forever()
         loop.run_until_complete(end(client))
+        loop.run_until_complete(_cancel_tasks())  # of calls that came during the end
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
+        _abandon(begun)
+
+
+def _abandon(begun: Begun) -> None:
+    """Cancel calls whose event loop is closed, and has not come to them."""
+    for future, work in tuple(begun.items()):
+        future.cancel()
+        work.close()
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: Thread, process: int) -> None:
@@ -260,8 +294,12 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: Thread, process: int) -> None
 
 async def finish(client: AsyncModels) -> None:
     """Cancel what runs on this event loop, which is about to end, and close a client."""
+    await _cancel_tasks()
+    await client.aclose()
+
+
+async def _cancel_tasks() -> None:
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await client.aclose()
