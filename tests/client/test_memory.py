@@ -1,18 +1,24 @@
 """Large tensors in memory that a client shares with a server on this machine."""
 
+import asyncio
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headrace.client import TimedOut
+from headrace.client import StatusError, TimedOut
 from headrace.client.blocking import Client
-from headrace.core.tensors import Array
+from headrace.client.memory import ClientMemory, SharedTensors
+from headrace.client.transport import InferRequest
+from headrace.core.call import InferResponse, Timing
+from headrace.core.datatypes import Datatype
+from headrace.core.tensors import Array, Tensor
 from tests.models.python_models import execution, tensors, write_python_model
 from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, onnx_examples
@@ -196,3 +202,89 @@ def test_memory_of_a_response_that_a_child_has_is_not_written(urls: Mapping[str,
         assert os.waitpid(child, 0)[1] == 0
         for end in begin:
             os.close(end)
+
+
+LARGE = InferRequest("m", [Tensor("X", Datatype.FP32, X)])
+
+
+def answered() -> InferResponse:
+    return InferResponse("m", "1", "", [Tensor("Y", Datatype.FP32, X)], Timing(0, 0, 0))
+
+
+class Lenders:
+    """The doors of a server for memory, which name regions; for "" they do not answer."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = iter(names)
+        self._tasks = set[asyncio.Task[None]]()
+        self.silent = asyncio.Event()
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        await reader.read(1)
+        if name := next(self._names):
+            writer.write(f"ok {name}".encode())
+        else:
+            self.silent.set()
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    async def ended(self) -> None:
+        """Wait until clients have closed all their connections."""
+        await asyncio.gather(*self._tasks)
+
+
+def test_a_request_cancelled_before_it_is_sent(tmp_path: Path) -> None:
+    """Its inputs' region is used by the next one."""
+    sent: list[set[str]] = []
+
+    async def send(_request: InferRequest, shared: SharedTensors) -> InferResponse:
+        sent.append({place.region for place in shared.places.values()})
+        return answered()
+
+    async def ask() -> None:
+        lenders = Lenders("first", "", "third")
+        async with await asyncio.start_unix_server(lenders.take, f"{tmp_path}/unix.memory"):
+            memory = ClientMemory(f"{tmp_path}/unix")
+            await memory.infer(LARGE, send)
+            cancelled = asyncio.ensure_future(memory.infer(LARGE, send))  # waits for the outputs'
+            await lenders.silent.wait()
+            cancelled.cancel()
+            await asyncio.gather(cancelled, return_exceptions=True)
+            await memory.infer(replace(LARGE, model="other"), send)
+            memory.close()
+            await lenders.ended()
+
+    asyncio.run(ask())
+    assert sent == [{"first"}, {"first"}]
+
+
+@pytest.mark.parametrize(("text", "times"), [
+    ("the model takes no such rows", 1),
+    ("unexpected inference output 'Y' for model 'm'", 2),
+    ("Unable to find shared memory region: 'first'", 2),
+])  # fmt: skip
+def test_refusals_of_the_model_are_not_sent_again(text: str, times: int, tmp_path: Path) -> None:
+    sent: list[bool] = []
+
+    async def send(_request: InferRequest, shared: SharedTensors) -> InferResponse:
+        sent.append(bool(shared.places))
+        if sent == [True]:
+            return answered()
+        raise StatusError(400, text)
+
+    async def ask() -> None:
+        lenders = Lenders("first", "second")
+        async with await asyncio.start_unix_server(lenders.take, f"{tmp_path}/unix.memory"):
+            memory = ClientMemory(f"{tmp_path}/unix")
+            await memory.infer(LARGE, send)
+            with pytest.raises(StatusError, match=text):
+                await memory.infer(LARGE, send)
+            memory.close()
+            await lenders.ended()
+
+    asyncio.run(ask())
+    assert sent == [True, True, False][: 1 + times]

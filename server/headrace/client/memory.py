@@ -43,7 +43,9 @@ _KEPT_BYTES = 128 << 20  # of regions that are not in use
 _ANSWER_SECS = 5.0
 _AGAIN_SECS = 30.0  # until a server that took no memory is asked again
 _KNOWN = 256  # requests whose outputs are remembered
-_REFUSED = (400, 404)  # nothing was run
+# Of refusals before anything is run: of a region, and of an output that the model has no more.
+_REFUSED = (400, 404)
+_OF_MEMORY, _OF_OUTPUTS = "shared memory region", "unexpected inference output"
 
 
 class LentRegion:
@@ -105,7 +107,7 @@ class ClientMemory:
     async def infer(self, request: InferRequest, send: Send) -> InferResponse:
         """The response to a request, sent by `send` with large tensors in memory if possible.
 
-        A request that is refused with them is sent again without; raises what `send` raises.
+        A request that is refused because of them is sent again without; raises what `send` raises.
         """
         given = {t.name: t.array.nbytes for t in request.inputs if _worth_it(t)}
         key = _key(request)
@@ -114,7 +116,12 @@ class ClientMemory:
         if request.classes or not (given or wanted):
             return self._learned(key, await send(request, NOTHING))
         inputs = await self._take(needed(given)) if given else None
-        outputs = await self._take(needed(wanted)) if wanted else None
+        try:
+            outputs = await self._take(needed(wanted)) if wanted else None
+        except BaseException:  # cancelled; the server has nothing to do with the inputs yet
+            if inputs is not None:
+                self._give_back(inputs)
+            raise
         if inputs is None and outputs is None:
             return self._learned(key, await send(request, NOTHING))
         asked, shared, whole = request, NOTHING, None
@@ -133,9 +140,11 @@ class ClientMemory:
             response = await send(asked, shared)
         except StatusError as error:
             self._give_up(inputs, outputs)
-            if error.status not in _REFUSED:
+            text = str(error) if error.status in _REFUSED else ""
+            of_memory = _OF_MEMORY in text
+            if not (of_memory or (_OF_OUTPUTS in text and asked.outputs != request.outputs)):
                 raise
-            if "shared memory region" in str(error):  # of a server that was restarted
+            if of_memory:  # of a server that was restarted
                 self._give_up(*self._all)
         except BaseException:
             self._give_up(inputs, outputs)
