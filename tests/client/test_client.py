@@ -163,6 +163,12 @@ def test_a_stream(client: Any) -> None:
     assert sum(1 for _ in many) == 300
 
 
+def test_a_stream_of_numbers_that_json_has_not(client: Any) -> None:
+    given = np.array([[np.nan, np.inf, -np.inf, 1.5]], np.float32)
+    [found] = client.stream("identity_FP32", {"INPUT0": given})
+    np.testing.assert_array_equal(found.array, given)
+
+
 def test_documents(client: Any) -> None:
     assert client.live()
     assert client.ready()

@@ -1,10 +1,11 @@
 """The client's HTTP/1.1 transport, with the codecs and connections of upstreams."""
 
 import asyncio
+import json
 import ssl
 from binascii import b2a_base64
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -116,7 +117,7 @@ class HttpTransport:
     ) -> AsyncGenerator[Document, None]:
         """The server-sent events that answer a request of flat JSON."""
         path = self._operation_path("GenerateStream", model, version)
-        asked = HttpRequest("POST", path, _JSON, [orjson.dumps(document)])
+        asked = HttpRequest("POST", path, _JSON, [_written(document)])
         async with aclosing(self._events(asked, seconds)) as events:
             async for text in events:
                 response = _parsed(text, "an event is no JSON")
@@ -260,6 +261,23 @@ def _output(declared: Declared, value: Any) -> Tensor:
     return Tensor(declared.name, declared.datatype, array)
 
 
+def _written(document: Document) -> bytes:
+    """A request as JSON, with NaN and infinities as bare words, which orjson writes as null.
+
+    Raises `InputError` for values that have no JSON form.
+    """
+    try:
+        text = orjson.dumps(document)
+        return json.dumps(document, default=_plainly).encode() if b"null" in text else text
+    except TypeError as error:
+        raise InputError(f"the request has no JSON form: {error}") from None
+
+
+def _plainly(value: Any) -> Any:
+    """A value of another type as orjson writes it."""
+    return orjson.loads(orjson.dumps(value))
+
+
 def _base64(content: bytes) -> str:
     """A file's content as base64 text."""
     return b2a_base64(content, newline=False).decode()
@@ -269,6 +287,9 @@ def _parsed(body: Buffer, problem: str) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
+        with suppress(ValueError, RecursionError):
+            if b"NaN" in (raw := bytes(body)) or b"Infinity" in raw:  # as servers write them
+                return json.loads(raw)
         raise AnswerError(f"{problem}: {_shown(body)}") from None
 
 

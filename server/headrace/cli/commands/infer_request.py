@@ -61,7 +61,8 @@ def _print_stream(responses: Iterable[Document], text: str, outputs: Sequence[st
     """
     for response in responses:
         shown = {name: response[name] for name in outputs or response if name in response}
-        line = json.dumps(shown, ensure_ascii=False) + "\n"
+        words = json.loads(json.dumps(shown), parse_constant=str)  # NaN is no JSON: "NaN"
+        line = json.dumps(words, ensure_ascii=False) + "\n"
         pieces = np.ravel(response.get(text, ""))
         print(printable("".join(map(str, pieces))) if text else line, end="", flush=True)
     print(end="\n" if text else "")
