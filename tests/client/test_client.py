@@ -21,6 +21,7 @@ import headrace
 from headrace import AsyncClient, Client, ClientError
 from headrace.client import ConnectionFailed, InputError, StatusError, TimedOut
 from headrace.client.blocking import BlockingModels
+from headrace.connections import http_pool
 from headrace.core.datatypes import NUMPY, Datatype
 from tests.client.conftest import OPTIONS, SCHEMES, TLS, client_tls, running_loop
 from tests.support.server_process import ServerProcess, onnx_examples
@@ -217,6 +218,20 @@ def test_a_server_that_does_not_answer(scheme: str) -> None:
             if scheme == "http":
                 with pytest.raises(TimedOut, match=r"within 0\.05 s"):
                     list(client.generate_stream("m", {}, timeout=0.05))
+
+
+def test_connections_that_take_too_long_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_pool, "CONNECT_SECS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"  # it never says anything
+        with (
+            Client(url, connect_retries=1) as client,
+            pytest.raises(ConnectionFailed, match=f"no server at {url}: no connection") as raised,
+        ):
+            client.live()
+        assert not raised.value.sent
+        for _ in range(2):
+            listener.accept()[0].close()
 
 
 def test_headers(tmp_path: Path) -> None:

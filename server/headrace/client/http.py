@@ -26,6 +26,7 @@ from headrace.client.transport import (
 )
 from headrace.client.values import Declared, ModelSignature, elements, fit
 from headrace.connections.http_pool import (
+    CONNECT_SECS,
     ConnectionLost,
     HttpPool,
     NoAnswer,
@@ -191,7 +192,9 @@ class HttpTransport:
         match error:
             case NoAnswer():
                 return late(self._address, seconds)
-            case NotConnected() if isinstance(error.__cause__, TimeoutError):
+            case NotConnected() if (
+                isinstance(error.__cause__, TimeoutError) and 0 < seconds <= CONNECT_SECS
+            ):  # not the limit of connections, after which another attempt may be made
                 return late(self._address, seconds)
             case NotConnected():
                 return not_connected(self._address, str(error))
