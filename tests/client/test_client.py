@@ -234,6 +234,17 @@ def test_connections_that_take_too_long_are_tried_again(monkeypatch: pytest.Monk
             listener.accept()[0].close()
 
 
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_waiting_for_a_server_that_does_not_answer(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+        with (
+            Client(url, timeout=0) as client,
+            pytest.raises(TimedOut, match=rf"{url} is not ready after 0\.2 s: no answer"),
+        ):
+            client.wait_ready(seconds=0.2)
+
+
 def test_headers(tmp_path: Path) -> None:
     rule = "metadata:authorization=Bearer secret"
     options = (f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}")

@@ -221,21 +221,25 @@ class AsyncModels:
 
     async def live(self) -> bool:
         """True if the server is alive; raises `ConnectionFailed` without an answer."""
-        return await self._holds("ServerLive", "live")
+        return await self._holds("ServerLive", "live", None)
 
     async def ready(self, model: str = "", version: str = "") -> bool:
         """True if the server, or one of its models, takes requests."""
+        return await self._ready(model, version, None)
+
+    async def _ready(self, model: str, version: str, timeout: float | None) -> bool:
         if model:
-            return await self._holds("ModelReady", "ready", name=model, version=version)
-        return await self._holds("ServerReady", "ready")
+            return await self._holds("ModelReady", "ready", timeout, name=model, version=version)
+        return await self._holds("ServerReady", "ready", timeout)
 
     async def wait_ready(self, model: str = "", version: str = "", seconds: float = 60.0) -> None:
         """Wait until `ready`, even for a server that is not started yet; raises `TimedOut`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while True:
+            left = max(until - loop.time(), _LOOK_SECS)
             try:
-                if await self.ready(model, version):
+                if await self._ready(model, version, min(self.timeout or left, left)):
                     return
                 why = "not ready"
             except ConnectionFailed as error:
@@ -323,9 +327,11 @@ class AsyncModels:
         """The content at an HTTP path, such as `/metrics`."""
         return await self._retried(lambda: self._open().fetch(path, self.timeout))
 
-    async def _holds(self, operation: str, member: str, **parts: str) -> bool:
+    async def _holds(
+        self, operation: str, member: str, timeout: float | None, **parts: str
+    ) -> bool:
         try:
-            found = await self.ask(operation, **parts)
+            found = await self.ask(operation, None, timeout, **parts)
         except StatusError as error:
             if error.status in _NOT_READY:
                 return False
