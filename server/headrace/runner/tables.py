@@ -117,10 +117,16 @@ class TableCall:
     def made(self) -> Any:
         """The table of results."""
         found = {
-            name: _joined(parts) if parts else _empty(self._outputs[name])
+            name: _joined(parts) if parts else self._empty(name)
             for name, parts in self._parts.items()
         }
         return keep_and_add(self._given, self._wanted.keep, found, self._outputs)
+
+    def _empty(self, name: str) -> Array:
+        """An output without rows, masked as those with rows are."""
+        array, marks = _empty(self._outputs[name]), name + NULLS
+        is_masked = marks in self._outputs and marks not in self._parts
+        return np.ma.MaskedArray(array) if is_masked else array
 
 
 def columns_in(given: Any) -> ColumnTable | None:
