@@ -91,6 +91,17 @@ def test_no_rows_and_nothing_but_nulls(library: str, hint: Any) -> None:
         assert all(back[name].all() for name in back if name.endswith(".null"))
 
 
+@pytest.mark.parametrize(("library", "hint"), KINDS)
+def test_empty_lists_as_columns(library: str, hint: Any) -> None:
+    """A column without rows has no type that could be wrong."""
+    module = pytest.importorskip(library, reason=f"{library} is not installed")
+    make = module.DataFrame if library == "pandas" else module.table
+    back = from_frame(columns(hint), make({name: [] for name in Row.__annotations__}), "output")
+    assert {name: array.dtype for name, array in back.items()} == {
+        name: array.dtype for name, array in ARRAYS.items()
+    }  # fmt: skip
+
+
 def test_frames_in_pandas() -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     frame = to_frame(columns(Frame[Row]), ARRAYS)

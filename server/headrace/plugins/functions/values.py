@@ -268,7 +268,9 @@ def _pandas_column(pandas: Any, column: TableColumn, values: Array, nulls: Array
 def _split_pandas(pandas: Any, column: TableColumn, series: Any) -> tuple[Any, Array]:
     nulls = np.asarray(series.isna(), np.bool_)
     present = np.asarray(series[~nulls] if nulls.any() else series)
-    if present.dtype == object and column.element.datatype != "BYTES":
+    if not present.size:  # as of an empty list, which has no type
+        present = np.empty(0, dtype_of(column.element))
+    elif present.dtype == object and column.element.datatype != "BYTES":
         present = np.asarray(present.tolist())  # converts pandas' nullable types
     return _with_blanks(column, present, nulls), nulls
 
@@ -287,6 +289,8 @@ def _split_arrow(arrow: Any, column: TableColumn, chunks: Any) -> tuple[Any, Arr
     if column.element.datatype == "BYTES":
         present: Array = np.empty(len(chunks), object)
         present[:] = chunks.to_pylist()
+    elif arrow.types.is_null(chunks.type):  # as of an empty list
+        present = np.empty(0, dtype_of(column.element))
     else:
         present = np.asarray(chunks.to_numpy())
     return _with_blanks(column, present, nulls), nulls
