@@ -105,6 +105,9 @@ def test_compressed_and_discarded(tmp_path: Path) -> None:
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(TableFailed, match=r"nowhere/o\.csv: cannot be written: "):
         Output(str(tmp_path / "nowhere" / "o.csv"), "csv", "", TABLE.schema, "")
+    with pytest.raises(TableFailed, match=r"nowhere/bad: cannot be written: "):
+        Output(str(tmp_path / "o.csv"), "csv", "", TABLE.schema, str(tmp_path / "nowhere" / "bad"))
+    assert not os.listdir(tmp_path)
     assert is_direct("/dev/null")
     assert is_direct("-")
     assert not is_direct(str(tmp_path / "o.csv"))

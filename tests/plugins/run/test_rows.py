@@ -206,6 +206,7 @@ def test_types_of_texts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "content", "says"), [
     ("t.csv", b"", "has no first line"), ("t.csv", b"a,b,a\n1,2,3\n", "column 'a' twice"),
+    ("t.csv", b"a, a\n1,2\n", "column 'a' twice"),
     ("t.parquet", b"nothing", "cannot be read: "), ("t.arrow", b"nothing", "cannot be read: "),
     ("t.csv", b'x\n"' + b"a\n" * 30_000, "no row ends in 0 MiB from byte 2; is there a quote"),
 ])  # fmt: skip

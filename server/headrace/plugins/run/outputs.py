@@ -56,9 +56,13 @@ class Output:
             self._encoder = _ENCODERS[form](self._sink, schema)
         self._bad: IO[bytes] | None = None
         if bad:
-            with _told(bad):
-                name = bad if is_direct(bad) else beside(bad, ".partial")
-                self._bad = open(name, "wb")  # noqa: SIM115  # until `finish`
+            try:
+                with _told(bad):
+                    name = bad if is_direct(bad) else beside(bad, ".partial")
+                    self._bad = open(name, "wb")  # noqa: SIM115  # until `finish`
+            except TableFailed:
+                self.discard()
+                raise
 
     def write(self, done: Finished) -> None:
         """Encode a finished block; raises `TableFailed`."""

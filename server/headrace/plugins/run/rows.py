@@ -318,12 +318,13 @@ class _TextRows:
     def _header(self, data: bytes) -> tuple[list[str], int]:
         length = (self._ends(data) or [len(data)])[0]
         text = data[:length].decode("utf-8", "replace")
-        names = next(csv.reader(text.splitlines(keepends=True), delimiter=self._separator), [])
+        cells = next(csv.reader(text.splitlines(keepends=True), delimiter=self._separator), [])
+        names = [cell.strip() for cell in cells]
         if twice := {name for name in names if names.count(name) > 1}:
             raise TableFailed(f"{self._path}: its first line has column '{min(twice)}' twice")
         if not names:
             raise TableFailed(f"{self._path}: it has no first line with the names of columns")
-        return [name.strip() for name in names], length
+        return names, length
 
     def _kinds(self, sample: bytes, type_of: TypeOf) -> Mapping[str, Any]:
         """Types by column: as told, or as the first rows look."""
