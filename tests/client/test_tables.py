@@ -240,6 +240,12 @@ def test_moments_are_texts() -> None:
     assert table_of(moments) is None
 
 
+def test_numbers_among_texts_are_no_texts() -> None:
+    people = frame("pandas", PEOPLE).assign(note=[1, "b", "c"])
+    with pytest.raises(InputError, match="expected texts for BYTES, got 1"):
+        columns_signature().tensors("m", people)
+
+
 def result(**outputs: Array) -> Result:
     """A response with these outputs."""
     names = {"O": Datatype.BYTES, "b": Datatype.BOOL, "i": Datatype.INT64, "f": Datatype.FP64}

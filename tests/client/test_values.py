@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from headrace.client import AnswerError, InputError
-from headrace.client.values import Declared, ModelSignature, cast, elements, fit, tensor_of
+from headrace.client.values import (
+    Declared,
+    ModelSignature,
+    cast,
+    elements,
+    fit,
+    read_value,
+    tensor_of,
+)
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.tensors import Array
 from tests.protocol.strategies import PROPERTY
@@ -159,9 +167,37 @@ def test_values_of_their_own_datatype(value: object, datatype: str, shape: tuple
         assert tensor.array.tolist() == value
 
 
+BEYOND = 2**63 + 1
+
+
+@pytest.mark.parametrize("value", [
+    [BEYOND, 1], [[BEYOND], [1]], [np.uint64(BEYOND), 1], [np.array([BEYOND], np.uint64), [1]],
+])  # fmt: skip
+def test_integers_beyond_int64_are_exact(value: list[object]) -> None:
+    """Numpy makes floats of them beside smaller ones."""
+    expected = np.ravel([np.uint64(BEYOND), np.uint64(1)]).tolist()
+    assert np.ravel(elements(value, Datatype.UINT64)).tolist() == expected
+    tensor = tensor_of("x", value)
+    assert (tensor.datatype, np.ravel(np.asarray(tensor.array)).tolist()) == ("UINT64", expected)
+    gaps, _ = read_value([*value, None], Declared("x", Datatype.UINT64, (-1,)), nullable=True)
+    assert np.ravel(gaps).tolist() == [*expected, 0]
+    with pytest.raises(ValueError, match="expected numbers from"):
+        elements([BEYOND, -1], Datatype.UINT64)
+    assert elements([BEYOND, 0.5], Datatype.FP64).tolist() == [float(BEYOND), 0.5]
+
+
+def test_bfloat16_as_other_floats() -> None:
+    given = np.array([1.5, np.nan], NUMPY[Datatype.BF16])
+    for datatype in (Datatype.FP16, Datatype.FP32, Datatype.FP64):
+        np.testing.assert_array_equal(cast(given, datatype), [1.5, np.nan])
+    with pytest.raises(ValueError, match="expected whole numbers for INT32"):
+        cast(given, Datatype.INT32)
+
+
 @pytest.mark.parametrize(("value", "text"), [
     (1j, "no datatype of the protocol is numpy's complex128"),
     (np.array([1], "m8[s]"), "timedelta64"), ([None], "expected texts for BYTES"),
+    ([[1], [2, 3]], "input 'x': the arrays in it differ in length"),
 ])  # fmt: skip
 def test_values_of_no_datatype(value: object, text: str) -> None:
     with pytest.raises(InputError, match=text):

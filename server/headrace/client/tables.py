@@ -199,13 +199,26 @@ def _of_arrow(column: Any) -> Array:
     return found.reshape(rows, int(lengths[0]) if rows else 0, *found.shape[1:])
 
 
+def numbers(data: Any) -> Array:
+    """Python's numbers, or lists of them, as an array; raises `ValueError` for a mismatch.
+
+    Integers beyond INT64 are UINT64 beside smaller ones, too, which numpy would round to floats.
+    """
+    found: Array = np.array(data)
+    if not (found.dtype.kind == "f" and found.size and found.max() >= 2.0**63):
+        return found
+    items = np.array(data, object)
+    whole = all(isinstance(item, int | np.integer) for item in items.flat)
+    return items.astype(np.uint64) if whole and items.min() >= 0 else found
+
+
 def _of_items(items: Sequence[Any]) -> tuple[Array, Array | None]:
     missing = np.array([item is None for item in items], np.bool_)
     present = [item for item in items if item is not None]
     if any(isinstance(item, str | bytes) for item in present):
         return _with_gaps(np.array(present, object), missing)
     try:
-        return _with_gaps(np.array(present), missing)
+        return _with_gaps(numbers(present), missing)
     except ValueError:
         raise InputError("the arrays in it differ in length") from None
 
@@ -226,7 +239,8 @@ def _plain(array: Array) -> Array:
     try:
         if isinstance(array.flat[0], np.ndarray):
             return np.stack([_plain(np.asarray(item)) for item in array])
-        return np.array(array.tolist())
+        found = numbers(array.tolist())
+        return array if found.dtype.kind in "SU" else found  # not numbers as texts
     except ValueError:
         raise InputError("the arrays in it differ in length") from None
 

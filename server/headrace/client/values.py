@@ -17,7 +17,14 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 
 from headrace.client import AnswerError, InputError
-from headrace.client.tables import ColumnTable, column_of, is_labelled, rows_of, table_of
+from headrace.client.tables import (
+    ColumnTable,
+    column_of,
+    is_labelled,
+    numbers,
+    rows_of,
+    table_of,
+)
 from headrace.core.columns import COLUMNS, columns_by_input
 from headrace.core.datatypes import BY_NAME, BY_NUMPY, NUMPY, Datatype
 from headrace.core.signature import fits
@@ -323,7 +330,10 @@ def tensor_of(name: str, value: Any) -> Tensor:
     if not isinstance(value, np.ndarray):
         column = column_of(value)
         value = column[0] if column is not None and column[1] is None else value
-    array = value if isinstance(value, np.ndarray) else np.array(value)
+    try:
+        array = value if isinstance(value, np.ndarray) else numbers(value)
+    except ValueError:
+        raise InputError(f"input '{name}': the arrays in it differ in length") from None
     if array.dtype.kind == "M":
         return Tensor(name, Datatype.BYTES, cast(array, Datatype.BYTES))
     if array.dtype.kind in "SUO":
@@ -345,7 +355,7 @@ def elements(data: Any, datatype: Datatype) -> Array:
     if isinstance(data, DLPackTensor):
         return cast(_from_dlpack(data), datatype)
     try:
-        given = np.array(data, object if datatype is Datatype.BYTES else None)
+        given = np.array(data, object) if datatype is Datatype.BYTES else numbers(data)
     except (ValueError, OverflowError):
         raise ValueError("the arrays in it differ in length") from None
     return cast(given, datatype)
@@ -375,6 +385,8 @@ def cast(given: Array, datatype: Datatype) -> Array:
     wanted = NUMPY[datatype]
     if given.dtype == wanted:
         return given
+    if given.dtype == NUMPY[Datatype.BF16]:  # which numpy does not know as a float
+        given = given.astype(np.float32)
     if given.size == 0:
         return given.astype(wanted)
     if given.dtype == object and isinstance(given.flat[0], Decimal):
