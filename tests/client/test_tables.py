@@ -240,6 +240,52 @@ def test_moments_are_texts() -> None:
     assert table_of(moments) is None
 
 
+@pytest.mark.parametrize("shape", [(2,), (1, 2)])
+def test_moments_that_are_missing(shape: tuple[int, ...]) -> None:
+    moments = np.array(["2026-01-02", "NaT"], "M8[s]").reshape(shape)
+    assert needs_signature(moments)
+    given = {"x": moments.copy()}
+    found = np.asarray(vector_signature("FP64", shape).tensors("m", given)[0].array)
+    np.testing.assert_array_equal(found, np.reshape([1767312000, np.nan], shape))
+    np.testing.assert_array_equal(given["x"], moments)
+    for datatype in ("INT64", "BYTES"):
+        with pytest.raises(InputError, match=r"it has missing values \(1\)"):
+            vector_signature(datatype, shape).tensors("m", given)
+
+
+def test_moments_that_are_missing_as_texts() -> None:
+    pandas, arrow = import_module("pandas"), import_module("pyarrow")
+    moments = pandas.Series(pandas.to_datetime(["2026-01-02", None, "2026-01-03"]))
+    for unit in ("ns", "us", "s"):
+        for note in (
+            moments.astype(f"datetime64[{unit}]"),
+            moments.astype(f"timestamp[{unit}][pyarrow]"),
+        ):
+            people = frame("pandas", PEOPLE).assign(note=note)
+            found = sent(columns_signature().tensors("m", people))
+            assert [text[:19] for text in found["note"]] == [
+                b"2026-01-02T00:00:00", b"", b"2026-01-03T00:00:00",
+            ]  # fmt: skip
+            assert found["note.null"] == [False, True, False]
+    zoned = moments.dt.tz_localize("Europe/Berlin")
+    for given in (zoned, zoned.astype(pandas.ArrowDtype(arrow.timestamp("ns", "Europe/Berlin")))):
+        tensor = vector_signature("FP64", (3,)).tensors("m", {"x": given})[0]
+        np.testing.assert_array_equal(tensor.array, [1767308400, np.nan, 1767394800])
+
+
+def test_moments_of_any_form() -> None:
+    expected = [b"2026-01-02T00:00:00"]
+    for given in (np.array(["2026-01-02"], ">M8[s]"), np.datetime64("2026-01-02", "s")):
+        assert np.ravel(np.asarray(tensor_of("x", given).array)).tolist() == expected
+    found = vector_signature("BYTES", (1,)).tensors("m", {"x": np.array(["2026-01-02"], ">M8[s]")})
+    assert sent(found) == {"x": expected}
+
+
+def vector_signature(datatype: str, shape: tuple[int, ...]) -> ModelSignature:
+    tensor = {"name": "x", "datatype": datatype, "shape": shape}
+    return ModelSignature.of({"inputs": [tensor], "outputs": []}, {})
+
+
 def test_numbers_among_texts_are_no_texts() -> None:
     people = frame("pandas", PEOPLE).assign(note=[1, "b", "c"])
     with pytest.raises(InputError, match="expected texts for BYTES, got 1"):

@@ -133,6 +133,8 @@ def column_of(value: object, nan_misses: bool = True) -> tuple[Array, Array | No
     if isinstance(value, np.ma.MaskedArray):
         return np.asarray(value.data), np.ma.getmaskarray(value)
     if isinstance(value, np.ndarray):
+        if value.dtype.kind in "Mm":
+            return _of_moments(value)
         gaps = value.dtype == object and any(item is None for item in value.flat)
         return _of_items(value.tolist()) if gaps and value.ndim == 1 else None
     if isinstance(value, list | tuple):
@@ -142,6 +144,8 @@ def column_of(value: object, nan_misses: bool = True) -> tuple[Array, Array | No
     if _is_pandas(value):
         pandas: Any = sys.modules["pandas"]
         series = pandas.Series(value)
+        if isinstance(series.dtype, pandas.ArrowDtype):
+            return column_of(series.array.__arrow_array__())
         if isinstance(series.dtype, pandas.DatetimeTZDtype):
             series = series.dt.tz_convert(None)
         array = np.asarray(series)
@@ -221,6 +225,15 @@ def _of_items(items: Sequence[Any]) -> tuple[Array, Array | None]:
         return _with_gaps(numbers(present), missing)
     except ValueError:
         raise InputError("the arrays in it differ in length") from None
+
+
+def _of_moments(array: Array) -> tuple[Array, Array | None] | None:
+    missing = np.isnat(array)
+    if not missing.any():
+        return None
+    present = array.copy()
+    present[missing] = np.zeros((), array.dtype)
+    return present, missing
 
 
 def _with_gaps(present: Array, missing: Array) -> tuple[Array, Array | None]:

@@ -251,6 +251,8 @@ def read_value(
             f"it has missing values ({int(missing.sum())}), and the model has no input"
             f" '{declared.name}{NULLS}' that would mark them"
         )
+    if array.dtype.kind in "Mm":
+        array = cast(array, datatype)
     array = array.astype(object) if datatype is Datatype.BYTES else array.copy()
     array[missing] = b"" if datatype is Datatype.BYTES else 0
     return cast(array, datatype), missing
@@ -409,8 +411,9 @@ def cast(given: Array, datatype: Datatype) -> Array:
 
 def _cast_moments(given: Array, datatype: Datatype) -> Array:
     """Moments or durations as text, nanoseconds or seconds; raises `ValueError` for another."""
+    given = given.astype(given.dtype.newbyteorder("="), copy=False)
     if datatype is Datatype.BYTES and given.dtype.kind == "M":
-        return cast(np.datetime_as_string(given).astype(object), datatype)
+        return cast(np.asarray(np.datetime_as_string(given), object), datatype)
     if datatype not in (Datatype.INT64, Datatype.FP64):
         raise ValueError(f"moments are for INT64, FP64 or as text for BYTES, not for {datatype}")
     exact = given.astype(f"{given.dtype.kind}8[ns]")
