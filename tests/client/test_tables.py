@@ -281,6 +281,26 @@ def test_moments_of_any_form() -> None:
     assert sent(found) == {"x": expected}
 
 
+def test_arrow_arrays_are_columns() -> None:
+    arrow = import_module("pyarrow")
+    signature = columns_signature()
+    batch = arrow.record_batch({**PEOPLE, "name": ["a", "b", "c"], "note": ["x", None, "z"]})
+    given = {name: batch.column(name) for name in batch.schema.names}
+    assert repr(sent(signature.tensors("m", given))) == repr(sent(signature.tensors("m", batch)))
+    booleans = tensor_of("x", arrow.array([True, False]))
+    assert (booleans.datatype, np.asarray(booleans.array).tolist()) == ("BOOL", [True, False])
+
+
+def test_a_table_that_can_be_read_once() -> None:
+    arrow = import_module("pyarrow")
+    table = arrow.table({"x": [1, 2, 3]})
+    signature = vector_signature("INT64", (-1,))
+    for given in (table.to_reader(), {"x": table.to_reader()}):
+        with pytest.raises(InputError, match=r"can be read once: its read_all\(\) gives a table"):
+            signature.tensors("m", given)
+    assert sent(signature.tensors("m", table.to_reader().read_all())) == {"x": [1, 2, 3]}
+
+
 def vector_signature(datatype: str, shape: tuple[int, ...]) -> ModelSignature:
     tensor = {"name": "x", "datatype": datatype, "shape": shape}
     return ModelSignature.of({"inputs": [tensor], "outputs": []}, {})

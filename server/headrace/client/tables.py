@@ -29,6 +29,13 @@ class ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
 
+@runtime_checkable
+class ArrowArray(Protocol):
+    """The Arrow PyCapsule interface of a column in one piece."""
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> object: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnTable:
     """Columns of equal length by name, in order; each is something that `column_of` reads.
@@ -70,7 +77,8 @@ class ColumnTable:
 def table_of(value: object) -> ColumnTable | None:
     """A table, data frame or structured array as a table; None for anything else.
 
-    Raises `InputError` for columns with one name, and if pyarrow is needed and missing.
+    Raises `InputError` for columns with one name, for what can be read only once, and if pyarrow is
+    needed and missing.
     """
     if isinstance(value, ColumnTable):
         return value
@@ -89,6 +97,8 @@ def table_of(value: object) -> ColumnTable | None:
         return _table([str(name) for name in frame.columns], columns, len(frame))
     if isinstance(value, ArrowStream) and not _is_pandas(value):
         library = pyarrow()
+        if isinstance(value, library.RecordBatchReader):
+            raise InputError("a RecordBatchReader can be read once: its read_all() gives a table")
         stream = library.chunked_array(value)
         if library.types.is_struct(stream.type):
             table = library.table(value)
@@ -155,8 +165,10 @@ def column_of(value: object, nan_misses: bool = True) -> tuple[Array, Array | No
             missing = np.asarray(series.isna(), np.bool_)
             return _with_gaps(np.asarray(series[~missing]), missing)
         return _plain(array), None
-    if isinstance(value, ArrowStream):
-        chunks = pyarrow().chunked_array(value)
+    if isinstance(value, ArrowStream | ArrowArray):
+        chunks = pyarrow().chunked_array(
+            value if isinstance(value, ArrowStream) else [pyarrow().array(value)]
+        )
         if not chunks.null_count:
             return _of_arrow(chunks), None
         return _with_gaps(_of_arrow(chunks.drop_null()), np.asarray(chunks.is_null(), np.bool_))
