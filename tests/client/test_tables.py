@@ -339,6 +339,10 @@ def test_columns_of_a_result() -> None:
     assert table["age"].isna().tolist() == [False, True]
     one = result(age=np.array([36, 0]), age_null=mask)
     assert pandas.DataFrame(dict(one))["age"].isna().tolist() == [False, True]
+    none = result(both=np.zeros((0, 2)), score=np.zeros((0, 1)), name=np.zeros(0, object))
+    assert {name: array.shape for name, array in none.columns().items()} == {
+        "both.0": (0,), "both.1": (0,), "score": (0,), "name": (0,),
+    }  # fmt: skip
     with pytest.raises(ClientError, match="are not columns of one table"):
         result(a=np.array([1]), b=np.array([1, 2])).columns()
 

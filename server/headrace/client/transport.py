@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -246,7 +247,7 @@ class Result(Mapping[str, Array]):
             if array.ndim < 2:
                 found[name] = array.reshape(-1)
                 continue
-            rows = array.reshape(len(array), -1)
+            rows = array.reshape(len(array), prod(array.shape[1:]))  # -1 is no size of no rows
             if rows.shape[1] == 1:
                 found[name] = rows[:, 0]
             else:
