@@ -161,6 +161,27 @@ def test_sigterm_delivers_what_was_taken(broker: KilledBroker, tmp_path: Path) -
     assert numbers == list(range(count))
 
 
+def test_groups_answer_the_same_messages_to_one_place(tmp_path: Path) -> None:
+    """Their answers are no repetitions of each other, as NATS drops them."""
+    with started("nats", tmp_path) as broker:
+        broker.fill([Sent(None, {}, FLAT)])
+        both = [
+            declare(tmp_path / f"{group}.toml", broker, "simple", group=group).read_text()
+            for group in ("first", "second")
+        ]
+        (declared := tmp_path / "inboxes.toml").write_text("".join(both))
+        with Consumer(declared, EXAMPLES, ONLY) as consumer:
+            with Scraper(consumer.metrics) as scraper:
+
+                def delivered() -> bool:
+                    each = scraper.now().samples("headrace_inbox_delivered_total")
+                    return sum(value for _, value in each) == 2
+
+                until(delivered, "both answers")
+            assert consumer.stop() == 0
+        assert broker.count(TO) == 2
+
+
 def test_a_model_that_comes_late(broker: KilledBroker, tmp_path: Path) -> None:
     """Messages wait for their model, at the broker, and do not fail."""
     (models := tmp_path / "models").mkdir()

@@ -97,9 +97,10 @@ class Dispatch:
         """Publish what belongs to messages, and acknowledge those of which all is published."""
         failures, answers = list[tuple[str, Record]](), list[tuple[str, Record]]()
         owners = list[int]()  # of answers: the places of their entries
+        group = self._source.options.get("group", "")  # others answer the same messages
         for at, entry in enumerate(entries):
             message, records, failed = _delivery(entry)
-            name = f"{self._source.name}:{message.source}:{message.position}"
+            name = f"{self._source.name}:{group}:{message.source}:{message.position}"
             answers += [(f"{name}:{number}", record) for number, record in enumerate(records)]
             owners += [at] * len(records)
             if failed is not None:
