@@ -105,6 +105,10 @@ def test_inference(client: Any) -> None:
         found.array  # noqa: B018
 
 
+def test_an_infinite_timeout_is_none(client: Any) -> None:
+    assert client.infer("simple", PAIR, timeout=float("inf"))["OUTPUT0"].shape == (1, 16)
+
+
 def test_datatypes(client: Any) -> None:
     for datatype in Datatype:
         array = (np.arange(6).reshape(2, 3) % 2).astype(NUMPY[datatype])

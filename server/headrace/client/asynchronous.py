@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any, Self, TypeVar
 
 from headrace.api.operations import NAMED, Document
@@ -339,7 +340,8 @@ class AsyncModels:
         return not isinstance(found, dict) or found.get(member) is not False
 
     def _seconds(self, timeout: float | None) -> float:
-        return self.timeout if timeout is None else timeout
+        seconds = self.timeout if timeout is None else timeout
+        return 0.0 if seconds == inf else seconds
 
 
 class AsyncClient(AsyncModels):
