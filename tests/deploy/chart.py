@@ -33,13 +33,20 @@ def tool(name: str) -> str:
 
 def render(values: Manifest, release: str = "headrace") -> list[Manifest]:
     """The manifests of a release with these values beside the chart's own."""
+    text = _rendered(json.dumps(values), release)
+    # libyaml's loader: the one in Python takes as long as Helm.
+    return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
+
+
+@cache
+def _rendered(values: str, release: str) -> str:
     done = subprocess.run(
         [tool("helm"), "template", release, str(CHART), "--values", "-"],
-        input=json.dumps(values), capture_output=True, text=True,
+        input=values, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:
         raise ValueError(done.stderr)
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return done.stdout
 
 
 def of_kind(manifests: Sequence[Manifest], kind: str, name: str = "") -> Manifest:
@@ -58,7 +65,16 @@ def _schema(kind: str) -> Any:
 
 
 def validate(manifest: Manifest, versions: Sequence[str] = KUBERNETES_VERSIONS) -> None:
-    """Compare with the schema of its kind, in which unknown members are errors."""
+    """Compare with the schema of its kind, in which unknown members are errors.
+
+    Manifests that are equal to a valid one are not compared again.
+    """
+    _validate(json.dumps(manifest), tuple(versions))
+
+
+@cache
+def _validate(written: str, versions: Sequence[str]) -> None:
+    manifest = json.loads(written)
     if (_SCHEMAS / f"{manifest['kind']}.json").exists():
         _schema(manifest["kind"]).validate(manifest)
         return

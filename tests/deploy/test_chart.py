@@ -22,7 +22,7 @@ from tests.models import onnx_graphs
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess
 
-VALUES: Manifest = yaml.safe_load((CHART / "values.yaml").read_text())
+VALUES: Manifest = yaml.load((CHART / "values.yaml").read_text(), yaml.CSafeLoader)
 HPA = {"mode": "hpa"}
 KEDA = {"mode": "keda"}
 TO_ZERO: Manifest = {

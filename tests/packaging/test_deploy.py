@@ -31,7 +31,7 @@ Manifest = dict[str, Any]
 
 
 def load(path: str) -> Manifest:
-    manifest = yaml.safe_load((DEPLOY / path).read_text())
+    manifest = yaml.load((DEPLOY / path).read_text(), yaml.CSafeLoader)
     assert isinstance(manifest, dict)
     return manifest
 
