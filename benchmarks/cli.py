@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks import profile, remote, round_trip, stages, tls
+from benchmarks import profile, remote, tls
 from benchmarks.arguments import count, names_of, not_negative, numbers, positive
 from benchmarks.hostile import run as hostile
 from benchmarks.hostile import search
@@ -24,11 +24,11 @@ from benchmarks.summary import Cell, Repetition
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
-# Modules of options of their names, with the rounds (or seconds) that they take with `--quick`, and
-# without. Imported late, since some import ONNX Runtime or LightGBM.
+# Modules of options of their names, with the rounds (or seconds of one) that they take with
+# `--quick`, and without. Imported late, since some import ONNX Runtime or LightGBM.
 _BY_ROUNDS = (
     ("embedded", 3, 7), ("ensembles", 3, 12), ("response_cache", 2, 5), ("local", 3, 5),
-    ("fair_share", 2.0, 10.0), ("flight", 1, 5),
+    ("fair_share", 2.0, 10.0), ("flight", 1, 5), ("stages", 0.005, 0.05), ("round_trip", 1, 7),
 )  # fmt: skip
 
 
@@ -41,12 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     if options.write_models:
         write_repository(options.write_models)
-        return 0
-    if options.stages:
-        stages.main()
-        return 0
-    if options.round_trip:
-        round_trip.main()
         return 0
     for module, quick, rounds in _BY_ROUNDS:
         if getattr(options, module):

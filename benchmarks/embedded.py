@@ -184,7 +184,7 @@ def _start(root: Path) -> tuple[float, float]:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, "-c", _START, str(root)], capture_output=True, text=True, check=True,
-        env={**env, "PYTHONPYCACHEPREFIX": str(root.parent / "compiled")},
+        env=env,
     )  # fmt: skip
     started, called = map(float, done.stdout.split())
     return started, called

@@ -33,7 +33,6 @@ from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 
 ROWS = (1, 16, 64)
 _ROUNDS = 7
-_ROUND_SECS = 0.05
 _SIGNATURE = Signature(
     MLP,
     64,
@@ -88,16 +87,16 @@ class _Call(Call):
         raise error
 
 
-def main() -> None:
+def main(round_secs: float) -> None:
     """Measure and print."""
     with tempfile.TemporaryDirectory(prefix="headrace-stages-") as directory:
         MODELS[MLP].write(Path(directory))
         root = Path(directory) / MLP
         model = OnnxBackend().load(LoadSpec(MLP, root / "1" / "model.onnx", root))
-        print(report(model))
+        print(report(model, round_secs))
 
 
-def report(model: OnnxModel, round_secs: float = _ROUND_SECS) -> str:
+def report(model: OnnxModel, round_secs: float) -> str:
     """The tables, as Markdown."""
     singles = [
         (name, f"{_cost(work, round_secs):.2f}") for name, work in _single_stages(model).items()

@@ -75,8 +75,9 @@ def test_a_missing_server_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("option", "rows"), [
-    ("--stages", ("decode HTTP JSON", "check", "gather", "run", "take outputs", "encode gRPC")),
-    ("--round-trip", ("a bare socket pair", "a worker")),
+    ("--stages --quick",
+     ("decode HTTP JSON", "check", "gather", "run", "take outputs", "encode gRPC")),
+    ("--round-trip --quick", ("a bare socket pair", "a worker")),
     ("--runner --quick", ("Runner, in process", "Runner, gRPC")),
     ("--tls --quick", ("HTTP JSON, 16 connections", "gRPC, 64 connections")),
     ("--ensembles --quick", ("1 step, 1 caller", "8 steps, 16 callers")),
