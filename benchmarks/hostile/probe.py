@@ -1,12 +1,12 @@
 """Asks a server for its health and for inference all the time: in a process of its own.
 
-`python -m benchmarks.hostile.probe HOST:PORT busy|quiet PID...` asks until its standard input ends.
-For each line that it gets, and at the end, it prints what it saw since the last one as a line of
-JSON. It imports nothing large, so that it measures the server and not itself. Its address is
-another one than that of attacks: what a server allows to one address is not what it allows to
-others. Of an answer's time it takes off what the machine's host has taken from the main threads of
-the given processes and, on a busy machine, how long these waited for a core: what others do on a
-shared machine is not the server's fault.
+`python -m benchmarks.hostile.probe HOST:PORT busy|quiet SECONDS PID...` asks until its standard
+input ends, for health after so many seconds each. For each line that it gets, and at the end, it
+prints what it saw since the last one as a line of JSON. It imports nothing large, so that it
+measures the server and not itself. Its address is another one than that of attacks: what a server
+allows to one address is not what it allows to others. Of an answer's time it takes off what the
+machine's host has taken from the main threads of the given processes and, on a busy machine, how
+long these waited for a core: what others do on a shared machine is not the server's fault.
 """
 
 import json
@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-_EVERY_SECS = 0.005
 _INFER_EVERY_SECS = 0.1
 _LARGE_EVERY_SECS = 0.2
 _COUNTED_SECS = 0.01  # after which the system has counted what its host has taken before
@@ -190,10 +189,10 @@ def main() -> None:
     host, _, port = sys.argv[1].rpartition(":")
     address = host, int(port)
     new = _HEALTH + b"Connection: close\r\n\r\n"
-    waits = Waits(sys.argv[3:], busy=sys.argv[2] == "busy")
+    every, waits = float(sys.argv[3]), Waits(sys.argv[4:], busy=sys.argv[2] == "busy")
     probes = {
-        "kept": Probe(KeepAlive(address), _EVERY_SECS, waits),
-        "new": Probe(lambda: _once(address, new), _EVERY_SECS, waits),
+        "kept": Probe(KeepAlive(address), every, waits),
+        "new": Probe(lambda: _once(address, new), every, waits),
         "infer": Probe(lambda: _once(address, _INFER), _INFER_EVERY_SECS, waits),
         "large": Probe(lambda: _once(address, _LARGE), _LARGE_EVERY_SECS, waits),
     }

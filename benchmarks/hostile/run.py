@@ -39,6 +39,7 @@ _SETTLE_SECS = 1.0
 _CHARGED = "headrace_admitted_bytes"
 _MOST_CHARGED = "headrace_admitted_bytes_peak"
 _PROBE = ("-m", "benchmarks.hostile.probe")
+HEALTH_EVERY_SECS = 0.005
 
 
 def may_take(charged: int) -> float:
@@ -176,12 +177,15 @@ def _unread_pipe() -> Iterator[int]:
 class Probing:
     """The process that asks for health and inference all the time."""
 
-    def __init__(self, target: Target, busy: bool = False) -> None:
+    def __init__(
+        self, target: Target, busy: bool = False, every: float = HEALTH_EVERY_SECS
+    ) -> None:
         """On a `busy` machine, the time that the server waited for a core does not count.
 
         Nor does, on any, what the machine's host has taken from it.
         """
-        command = [sys.executable, *_PROBE, target.http, "busy" if busy else "quiet"]
+        kind = "busy" if busy else "quiet"
+        command = [sys.executable, *_PROBE, target.http, kind, str(every)]
         command += [str(process.pid) for process in target.processes()]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -26,7 +26,7 @@ from benchmarks.hostile.case import Case, simpler, to_json
 from benchmarks.hostile.grammar import mutated, singles
 from benchmarks.hostile.models import write_models
 from benchmarks.hostile.replay import LONGEST_SECS
-from benchmarks.hostile.run import MIB, Probing, Watch, may_take
+from benchmarks.hostile.run import HEALTH_EVERY_SECS, MIB, Probing, Watch, may_take
 from benchmarks.report import table
 from benchmarks.server import Target, split_cores, started
 
@@ -66,6 +66,11 @@ class Outcome:
         dead = 0.0 if self.alive else 99.0
         return max(self.health / HEALTH_SECS, self.wait / WAIT_SECS, self.ratio, refused, dead)
 
+    @property
+    def harmed(self) -> bool:
+        """True if the next case would find another server: it kept memory, or a process ended."""
+        return self.ratio > 1 or not self.alive
+
     def missed(self) -> str:
         """The bounds that were exceeded, in words."""
         found = []
@@ -85,10 +90,18 @@ class Outcome:
 class Bench:
     """A server that cases are sent to, with its probe and watch; opened anew when it is spent."""
 
-    def __init__(self, core: int | None, front_ends: int, busy: bool = False) -> None:
+    def __init__(
+        self,
+        core: int | None,
+        front_ends: int,
+        busy: bool = False,
+        every: float = HEALTH_EVERY_SECS,
+    ) -> None:
+        """`every` is the pause in seconds between questions for health."""
         self._core = core
         self._front_ends = front_ends
         self._busy = busy
+        self._every = every
         self._stack = ExitStack()
         self._target: Target | None = None
         self._sent = 0
@@ -136,7 +149,7 @@ class Bench:
             int(sum(each["bad"] + each["good"] for each in innocent)),
             watch.alive and watch.same_processes(),
         )
-        if outcome.badness > 1 or not watch.idle():
+        if outcome.harmed or not watch.idle():
             self._sent = _CASES_OF_A_SERVER  # the next one gets another server
         return outcome
 
@@ -151,7 +164,7 @@ class Bench:
         core = None if self._front_ends else self._core
         self._target = stack.enter_context(started(root, core, options))
         self._watch = stack.enter_context(Watch(self._target))
-        self._probing = stack.enter_context(Probing(self._target, self._busy))
+        self._probing = stack.enter_context(Probing(self._target, self._busy, self._every))
         self._sent, self._explicit = 0, explicit
         time.sleep(0.3)
 

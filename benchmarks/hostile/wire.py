@@ -213,13 +213,15 @@ class Http2:
                 if not got:
                     break
                 data += got
-                while len(data) >= 9:
-                    high, low, kind, flags, stream = _HEAD.unpack_from(data)
-                    end = 9 + (high << 16 | low)
+                start = 0
+                while len(data) >= start + 9:
+                    high, low, kind, flags, stream = _HEAD.unpack_from(data, start)
+                    end = start + 9 + (high << 16 | low)
                     if len(data) < end:
                         break
-                    self._on_frame(kind, flags, stream, data[9:end])
-                    data = data[end:]
+                    self._on_frame(kind, flags, stream, data[start + 9 : end])
+                    start = end
+                data = data[start:]
         with self._changed:
             self._over = True
             self._changed.notify_all()
