@@ -141,19 +141,20 @@ def test_models_describe_themselves(client: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "batch", "error", "text"),
+    ("model", "given", "error", "text"),
     [
-        ("absent", numbers(1), pa.ArrowKeyError, "unknown model: 'absent'"),
-        ("unbatched", numbers(1), pa.ArrowInvalid, "takes no tables"),
-        ("numbers", pa.record_batch({"INPUT0": [[1.0, None, 1, 1]]}), pa.ArrowInvalid,
-         "a null in row 0"),
-        ("numbers", pa.record_batch({"INPUT0": [[1.0]]}), pa.ArrowInvalid, "unexpected shape"),
-        ("numbers", numbers(400_000), Exception, "exceeds the maximum .* 4194304"),
+        ("absent", 1, pa.ArrowKeyError, "unknown model: 'absent'"),
+        ("unbatched", 1, pa.ArrowInvalid, "takes no tables"),
+        ("numbers", [[1.0, None, 1, 1]], pa.ArrowInvalid, "a null in row 0"),
+        ("numbers", [[1.0]], pa.ArrowInvalid, "unexpected shape"),
+        ("numbers", 400_000, Exception, "exceeds the maximum .* 4194304"),
     ],
 )  # fmt: skip
 def test_errors_reach_the_client(
-    client: Any, model: str, batch: Any, error: type[Exception], text: str
+    client: Any, model: str, given: Any, error: type[Exception], text: str
 ) -> None:
+    """`given` is a number of valid rows, or the rows of the only column."""
+    batch = numbers(given) if isinstance(given, int) else pa.record_batch({"INPUT0": given})
     with pytest.raises(error, match=text):
         refused(client, model, batch)
 

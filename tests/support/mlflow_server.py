@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from mlflow import MlflowClient
-
 from tests.support.remote import free_port
 from tests.support.started import until_answers
 
@@ -21,6 +19,8 @@ class MlflowServer:
         self.url = f"http://{self.host}"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
+        from mlflow import MlflowClient  # late: every process of the tests collects its users
+
         self.client = MlflowClient(self.url)
 
     def __enter__(self) -> Self:
