@@ -2,12 +2,13 @@
 
 import asyncio
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import time
+from time import sleep, time
 
 import pytest
 
@@ -23,6 +24,7 @@ from headrace.core.errors import (
 from headrace.core.limits import ResidencyOptions
 from headrace.core.model_spec import LoadParameters
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
+from headrace.engine.entrance import Target
 from headrace.engine.opening import LoadOptions
 from headrace.observability.machine import GrowthMeter
 from headrace.plugins.on_request import OnRequest
@@ -148,6 +150,28 @@ async def test_raw_requests_that_waited_for_their_model_are_charged_when_decoded
         assert calls[0].charged > WHOLE
         with pytest.raises(Overloaded, match="full"):
             await calls[1].future
+
+
+async def test_requests_that_waited_for_a_model_go_on_in_turns(tmp_path: Path) -> None:
+    async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
+        known, turn = Counter[int](), 0
+
+        class Told(FutureCall):
+            def pass_routed(self, target: Target) -> None:
+                known[turn] += 1
+                sleep(1e-4)  # as long as a request may take
+                super().pass_routed(target)
+
+        calls = [Told(question("a")) for _ in range(500)]
+        for call in calls:
+            world.engine.find("a", "").submit(call)
+        calls[300].cancel()
+        while known.total() < 499:
+            turn += 1
+            await asyncio.sleep(0)
+        assert max(known.values()) < 100
+        answers = [await call.future for call in calls if call is not calls[300]]
+        assert {number(answer) for answer in answers} == {0.0}
 
 
 async def test_the_least_recently_requested_model_is_unloaded(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The batcher of one model version, on a manual clock with fake instances."""
 
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -114,6 +115,33 @@ def test_more_urgent_requests_go_first() -> None:
 
 
 # --- delay and timers
+
+
+def test_many_requests_that_time_out_together_are_refused_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(timing_out())
+    bench.batcher.suspend(bench.instances[0])
+    tick, turn, refused = bench.clock.tick, 0, Counter[int]()
+
+    def counted() -> bool:
+        nonlocal turn
+        turn += 1
+        return tick()
+
+    def end() -> None:
+        refused[turn] += 1
+
+    monkeypatch.setattr(bench.clock, "tick", counted)
+    calls = [bench.submit(str(number)) for number in range(500)]
+    for call in calls:
+        call.then = end
+    bench.clock.settle()
+    bench.clock.advance(10 * MS)
+    assert refused.total() == 500
+    assert max(refused.values()) <= 100
+    assert {type(error) for call in calls for error in call.errors} == {QueueTimeout}
+    assert bench.drained() == [True]
 
 
 def test_a_delayed_batch_runs_when_due_or_full() -> None:

@@ -115,6 +115,31 @@ def test_follow_ups_of_an_ended_request_end_too() -> None:
     assert (len(following), bench.batcher.pending) == (1, 0)
 
 
+def test_many_queued_requests_fail_in_turns() -> None:
+    """A turn of the event loop has other requests to serve."""
+    bench = Bench()
+    bench.batcher.suspend(bench.instances[0])
+    calls = [bench.submit(str(number)) for number in range(500)]
+    following: list[FakeCall] = []
+    calls[499].then = lambda: following.append(bench.submit("next"))
+    calls[300].cancel()
+    bench.batcher.fail_waiting(ModelNotReady("none"))
+    gone = calls[400]
+    gone.cancel()
+    drained = bench.drained()
+    failed = 0
+    while not drained:
+        bench.clock.tick()
+        now = sum(len(call.errors) for call in calls)
+        assert now - failed <= 100
+        failed = now
+    assert [len(call.errors) for call in calls] == [
+        int(number not in (300, 400)) for number in range(500)
+    ]
+    assert [len(call.errors) for call in following] == [1]
+    assert bench.batcher.pending == 0
+
+
 def parts(*values: int) -> list[Part]:
     """One row for each request."""
     return [Part({"y": np.array([[value]], np.int64)}, {"n": value}) for value in values]

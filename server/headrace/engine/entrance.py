@@ -13,6 +13,7 @@ thread.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -34,6 +35,7 @@ from headrace.protocol.v2_json import body_of, decode_raw, takes_long
 Codec = TypeVar("Codec")
 
 _KNOWN = 1024  # cached call layouts
+_TOLD_AT_ONCE = 64  # of a change of readiness, in one turn of the event loop
 
 CONTEXT_HEADERS = ("traceparent", "tracestate")  # the trace context of a request
 
@@ -222,6 +224,7 @@ class Readiness:
         self._watchers: set[Callable[[], None]] = set()
         self._told = False  # the value at the last callback, or when watching began
         self._scheduled = False
+        self._untold: deque[Callable[[], None]] = deque()  # of the last change
 
     @property
     def ready(self) -> bool:
@@ -249,8 +252,18 @@ class Readiness:
         ready = self._look()
         if ready is not self._told:
             self._told = ready
-            for callback in list(self._watchers):
+            under_way = bool(self._untold)
+            self._untold = deque(self._watchers)
+            if not under_way:
+                self._tell_some()
+
+    def _tell_some(self) -> None:
+        for _ in range(min(len(self._untold), _TOLD_AT_ONCE)):
+            callback = self._untold.popleft()
+            if callback in self._watchers:
                 callback()
+        if self._untold:
+            asyncio.get_running_loop().call_soon(self._tell_some)
 
 
 class _Timed(Stage):

@@ -557,6 +557,10 @@ class ColdStart(Owner):
             self._loaded.cancel()
 
     def _on_loaded(self, loaded: "asyncio.Future[None]") -> None:
+        # Thousands may have waited for the same model.
+        self._engine.admission.turns.go_on_later(partial(self._go_on, loaded))
+
+    def _go_on(self, loaded: "asyncio.Future[None]") -> None:
         call, self._call = self._call, None
         if call is None:
             return

@@ -69,7 +69,7 @@ from headrace.scheduling.queue import LIGHT, MANY, RequestQueue
 log = logging.getLogger(__name__)
 _LENT_NS = 500_000_000  # between looks at instances that are lent
 _ALONE_NS = 200_000  # for calls that run one after the other in a tick of the event loop
-_REFUSED_AT_ONCE = 64  # for their delay, in one turn of the event loop
+_REFUSED_AT_ONCE = 64  # in one turn of the event loop
 _load = attrgetter("load")
 
 
@@ -230,6 +230,8 @@ class Batcher:
         self._log: BatchLog | None = None  # only while somebody asks for it
         self._alone_since = 0  # nanoseconds; 0 if the loop has had a turn since the last such call
         self._joined: list[JoinedCall] = []  # they run together at the end of the tick
+        self._leaving: deque[Call] = deque()  # ended with others, and not released yet
+        self._hopeless: ServerError | None = None  # of all requests, as long as no instance comes
 
     @property
     def pending(self) -> int:
@@ -239,7 +241,7 @@ class Batcher:
     @property
     def busy(self) -> bool:
         """True if any request is queued, in progress, or announced."""
-        if self._open or self._expected or self._joined or self._waits:
+        if self._open or self._expected or self._joined or self._leaving or self._waits:
             return True
         return self._instances.busy and (self._lender is None or self._lender.in_use)
 
@@ -279,6 +281,7 @@ class Batcher:
 
     def add_instance(self, instance: Instance) -> None:
         """Add an instance, which receives batches from now on."""
+        self._hopeless = None
         self._instances.add(instance)
         if isinstance(instance, LentInstance):
             self._able[instance] = instance
@@ -308,12 +311,14 @@ class Batcher:
 
     def resume(self, instance: Instance) -> None:
         """Give a suspended instance batches again."""
+        self._hopeless = None
         if self._instances.resume(instance):
             self._schedule_flush()
 
     def fail_waiting(self, error: ServerError) -> bool:
         """End all requests not begun: no instance is left to run them; returns True."""
         self._queue_joined()
+        self._hopeless = error
         # The end of one may submit the next of its sequence.
         while waiting := [one for one in (self._line, *self._lines.values()) if one.waits]:
             for line in waiting:
@@ -333,8 +338,9 @@ class Batcher:
         waiting = [(call, batch.again) for batch in line.retries for call in batch.calls]
         line.retries.clear()
         waiting += [(call, False) for call in line.queue.popleft(line.queue.waiting)]
-        for call, again in waiting:
-            self._end(call, error, "OTHER", now, begun=again)
+        self._let_go(
+            [call for call, again in waiting if self._fails(call, error, "OTHER", now, begun=again)]
+        )
 
     def _unserved(self) -> ModelNotReady:
         return ModelNotReady(
@@ -1051,6 +1057,25 @@ class Batcher:
             )
         self._end(call, error, "BACKEND", outcome.computed, outcome.started, rows)
 
+    def _let_go(self, ended: Sequence[Call]) -> None:
+        """Release calls that have ended together: few at once, the others in later turns."""
+        if self._order is not None or (len(ended) <= _REFUSED_AT_ONCE and not self._leaving):
+            self._release(ended)
+            return
+        if not self._leaving:
+            self._soon(self._release_some)
+        self._leaving.extend(ended)
+
+    def _release_some(self) -> None:
+        count = min(len(self._leaving), _REFUSED_AT_ONCE)
+        self._release([self._leaving.popleft() for _ in range(count)])
+        if self._leaving:
+            self._soon(self._release_some)
+        elif self._hopeless is not None:  # the end of one may have submitted another
+            self.fail_waiting(self._hopeless)
+        else:
+            self._check_drained()
+
     def _end(
         self,
         call: Call,
@@ -1061,18 +1086,33 @@ class Batcher:
         rows: int = 0,
         begun: bool = True,
     ) -> None:
-        """End a request with an error, unless it has ended; `started` is 0 if it was never run.
+        """`_fails`, and release the request."""
+        if self._fails(call, error, reason, now, started, rows, begun):
+            self._release([call])
+
+    def _fails(
+        self,
+        call: Call,
+        error: ServerError,
+        reason: str,
+        now: int,
+        started: int = 0,
+        rows: int = 0,
+        begun: bool = True,
+    ) -> bool:
+        """End a request with an error; false if it has ended. `started` is 0 if it was never run.
 
         `begun` is false only if no instance has begun it, as far as this scheduler knows.
         """
-        if not call.ended:
-            call.ended = True
-            call.started = begun
-            started = started or now
-            call.outcome = error.of_request(started - call.arrived, now - started, rows)
-            fault = is_fault(error, begun)
-            self._statistics.request_failed(reason, now - call.arrived, fault)
-            self._release([call])
+        if call.ended:
+            return False
+        call.ended = True
+        call.started = begun
+        started = started or now
+        call.outcome = error.of_request(started - call.arrived, now - started, rows)
+        fault = is_fault(error, begun)
+        self._statistics.request_failed(reason, now - call.arrived, fault)
+        return True
 
     def _expire(self, queue: RequestQueue, now: int) -> None:
         expired = queue.expire(now)
@@ -1080,10 +1120,12 @@ class Batcher:
             error = self._late(call)
             call.outcome = error.of_request(now - call.arrived, 0, 0)
             self._statistics.request_failed("REJECTED", now - call.arrived)
+        if self._order is None:
+            self._let_go(expired)
+            return
         # At once, also where answers keep an order: whatever runs before them may take long.
         self._release(expired, in_order=False)
-        if self._order is not None:
-            self._release(())
+        self._release(())
 
     def _late(self, call: Call) -> QueueTimeout:
         """The error of a request whose queue time has expired."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from time import sleep
 from typing import Any
 
 import h2.config
@@ -102,3 +103,44 @@ async def test_calls_at_once_begin_in_turns(clients: int, calls: int) -> None:
     assert max(begun.values()) < 50
     for connection in connections:
         connection.connection_lost(None)
+
+
+async def test_calls_whose_time_ends_together_fail_in_turns() -> None:
+    turn, ended, calls = 0, Counter[int](), 100
+
+    class Slow(TaskRpc):
+        def abandon(self) -> None:
+            ended[turn] += 1
+            sleep(1e-3)
+            super().abandon()
+
+    async def handle(data: Any, call: Any) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    path = "/any.Service/Any"
+    context = ServerContext(
+        {path: (Slow, handle)}, Handlers({}, {}, {}), Admission(0, 0), 1 << 20, False,
+        GrpcOptions(), Limits(streams=calls),
+    )  # fmt: skip
+    client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+    client.initiate_connection()
+    connection = GrpcConnection(context)
+    connection.connection_made(Transport())
+    for number in range(1, 2 * calls, 2):
+        client.send_headers(
+            number,
+            [
+                (":method", "POST"), (":scheme", "http"), (":authority", "here"), (":path", path),
+                ("content-type", "application/grpc"), ("te", "trailers"), ("grpc-timeout", "50m"),
+            ],
+        )  # fmt: skip
+        client.send_data(number, pack_prefix(0, 0), end_stream=True)
+    sent = client.data_to_send()
+    connection.get_buffer(-1)[: len(sent)] = sent
+    connection.buffer_updated(len(sent))
+    while ended.total() < calls:
+        turn += 1
+        await asyncio.sleep(0)
+    assert max(ended.values()) < 20
+    connection.connection_lost(None)

@@ -381,6 +381,9 @@ class Rpc(MessageStream):
 
     def _expire(self) -> None:
         self._timer = None
+        self._context.admission.turns.go_on_later(self._time_out)  # others may expire with it
+
+    def _time_out(self) -> None:
         if not self.finished:
             self.abandon()
             self.close(DEADLINE_EXCEEDED, "Deadline Exceeded")
