@@ -1,5 +1,6 @@
 """CPU and memory of the machine, and memory of processes."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from headrace.observability.machine import (
     GrowthMeter,
     Machine,
+    ProcessUse,
+    ProcessUses,
     in_process_estimate,
     memory_of,
     process_use,
@@ -186,3 +189,19 @@ def test_the_use_of_a_process(tmp_path: Path) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     assert process_use(7, tmp_path) == (2 * PAGESIZE, 3, 200 / ticks)
     assert process_use(8, tmp_path) == (0, 0, 0)
+
+
+async def test_the_use_of_processes_is_shared_by_those_who_ask() -> None:
+    read: list[int] = []
+
+    def use(pid: int) -> ProcessUse:
+        read.append(pid)
+        return ProcessUse(pid, 1, len(read))
+
+    uses = ProcessUses(60, use)
+    found = await asyncio.gather(*(uses.of([1, 2]) for _ in range(50)), uses.of([2, 3]))
+    assert read == [1, 2, 3]
+    assert found[0] == found[49] == [(1, 1, 1), (2, 1, 2)]
+    assert found[50] == [(2, 1, 2), (3, 1, 3)]
+    stale = ProcessUses(0, use)
+    assert await stale.of([4]) != await stale.of([4])

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from time import time
 from typing import NamedTuple
 
+from headrace.observability.machine import ProcessUses
+
 
 class Certificate(NamedTuple):
     """A certificate of a door: its file, and when the first of those in it expires, since 1970."""
@@ -26,3 +28,4 @@ class HostFacts:
     addresses: dict[str, str] = field(default_factory=dict)
     front_ends: Callable[[], Mapping[str, int]] = dict
     certificates: Callable[[], Sequence[Certificate]] = tuple
+    uses: ProcessUses = field(default_factory=ProcessUses)

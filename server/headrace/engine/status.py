@@ -6,7 +6,6 @@ workers, and sums over these; what is of the whole server is seen by all who may
 as in the metrics. Owned by the event-loop thread.
 """
 
-import asyncio
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ from headrace.engine.engine import Engine
 from headrace.engine.host import Certificate
 from headrace.engine.model import Model
 from headrace.engine.version import ModelVersion, State
-from headrace.observability.machine import process_use
 from headrace.observability.statistics import LATENCY_BOUNDS, Histogram
 from headrace.placement.choice import InstanceKind
 from headrace.placement.cores import threads_for
@@ -79,7 +77,7 @@ async def status(engine: Engine, identity: Identity) -> _Document:
         *(_Process("front end", name, pid) for name, pid in front_ends.items()),
         *workers,
     ]
-    uses = await asyncio.to_thread(lambda: [process_use(each.pid) for each in processes])
+    uses = await host.uses.of([each.pid for each in processes])
     in_models = sum(entry["memory_bytes"] for entry in models)
     budget = memory.budget if memory else 0
     limits = list(_limits(engine.admission, in_models, budget, max(len(front_ends), 1)))

@@ -11,9 +11,10 @@ concurrent requests. So the estimate is limited to what the size of the model's 
 plausible.
 """
 
+import asyncio
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -110,6 +111,29 @@ def process_use(pid: int, proc: Path = Path("/proc")) -> ProcessUse:
     except (OSError, ValueError, IndexError):
         return ProcessUse()
     return ProcessUse(pages * mmap.PAGESIZE, threads, ticks / _TICKS)
+
+
+class ProcessUses:
+    """What processes use, read on a thread, and shared for `fresh` seconds by all who ask.
+
+    Owned by the event-loop thread.
+    """
+
+    def __init__(self, fresh: float = 0.2, read: Callable[[int], ProcessUse] = process_use) -> None:
+        self._fresh, self._read = fresh, read
+        self._known: dict[int, tuple[float, ProcessUse]] = {}
+        self._reading = asyncio.Lock()
+
+    async def of(self, pids: Sequence[int]) -> list[ProcessUse]:
+        """The use of each of these processes."""
+        async with self._reading:
+            now = monotonic()
+            self._known = {p: known for p, known in self._known.items() if known[0] > now}
+            if missing := [pid for pid in pids if pid not in self._known]:
+                uses = await asyncio.to_thread(lambda: list(map(self._read, missing)))
+                until = monotonic() + self._fresh
+                self._known.update((p, (until, u)) for p, u in zip(missing, uses, strict=True))
+            return [self._known[pid][1] for pid in pids]
 
 
 # ONNX Runtime sessions have been observed to take 1 to 1.7 times the size of their files, and at
