@@ -33,6 +33,7 @@ _OF_PIECE = 32  # requests of a piece, for the garbage collector
 TASK_SECS = 2e-4  # of the first step of a task: all made in a turn take it in the next one
 _MOST_SECS = 4 * CROWDED_SECS
 _READS = 256  # short ones in a turn, of some 30 us: neither counted by turns nor timed
+TURN_SECS = 0.005  # of one with pieces, beyond which the next one has fewer
 _ENDS = 64  # connections that close in one turn
 
 
@@ -55,6 +56,9 @@ class Turns:
         self._piece = SHARE  # units of work of a piece that was put off
         self._waiting: deque[Callable[[], None]] = deque()
         self._scheduled = False
+        self._running = False  # a piece is
+        self._last = 0.0  # time of the turn before, if pieces ran in it and others were left
+        self._budget = CROWDED_SECS  # seconds to `expect` of the pieces of one turn
         self._reads: deque[Callable[[], None]] = deque()
         self._rests: deque[Callable[[], None]] = deque()
         self._ends: deque[Callable[[], None]] = deque()
@@ -100,6 +104,11 @@ class Turns:
         self._full = True
         return self.room <= 0
 
+    @property
+    def behind(self) -> bool:
+        """True if others wait for their turn, and this is not one of them."""
+        return bool(self._waiting) and not self._running
+
     def put_off(self, piece: Callable[[], None]) -> None:
         """Run `piece` in a later turn of the loop."""
         self._waiting.append(piece)
@@ -109,27 +118,36 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
-        until = perf_counter() + PIECE_SECS
+        begun = perf_counter()
+        if self._last:  # there was one in the turn before: what it took is no guess
+            long = begun - self._last > TURN_SECS
+            self._budget = min(max(self._budget * (0.5 if long else 1.25), TASK_SECS), CROWDED_SECS)
         self.taken = 0.0  # what has waited comes before new reads
         try:
             while True:
                 self._run_one()
-                if not self._waiting or self.taken >= CROWDED_SECS or perf_counter() >= until:
+                if (
+                    not self._waiting
+                    or self.taken >= self._budget
+                    or perf_counter() >= begun + PIECE_SECS
+                ):
                     break
         finally:  # even if a piece has failed
             self.share = SMALL if self._waiting else SHARE
-            self._scheduled = bool(self._waiting)
+            self._scheduled, self._last = bool(self._waiting), 0.0
             if self._scheduled:
+                self._last = begun
                 asyncio.get_running_loop().call_soon(self._run)
 
     def _run_one(self) -> None:
         piece = self._waiting.popleft()
-        self.share = self._piece
+        self.share, self._running = self._piece, True
         self._open()
         begun = perf_counter()
         try:
             piece()
         finally:
+            self._running = False
             collect_young(_OF_PIECE)
             self._piece = fitting(self._piece, perf_counter() - begun)
 

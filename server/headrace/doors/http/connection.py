@@ -574,6 +574,8 @@ class Connection(asyncio.Protocol):
         asgi = self._asgi = self._asgi or self._application_side()
         turns = self._admission.turns
         size, left = len(data), turns.begin(self.loop)
+        if turns.behind and not (asgi.in_message or data.startswith(_HEALTH, position)):
+            left = 0
         while position < size and not self._out.closing:
             if asgi.waiting:
                 self._hold(data, position)
