@@ -114,7 +114,7 @@ def process_use(pid: int, proc: Path = Path("/proc")) -> ProcessUse:
 
 
 class ProcessUses:
-    """What processes use, read on a thread, and shared for `fresh` seconds by all who ask.
+    """The use of processes, read on a thread, and shared for `fresh` seconds by all who ask.
 
     Owned by the event-loop thread.
     """
