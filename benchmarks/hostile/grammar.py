@@ -186,11 +186,12 @@ def _framed(case: Case, random: Random) -> Case:
 
 def _bounded(case: Case) -> Case:
     """The case with no more connections, requests and bytes than a search can afford."""
-    changes = tuple(
-        replace(each, amount=min(each.amount, MOST_BYTES // _length(each.content)))
-        for each in case.changes
-    )
-    case = replace(case, changes=changes)
+    left, changes = MOST_BYTES, []
+    for each in case.changes:
+        one = _weight(replace(each, amount=1))
+        changes.append(replace(each, amount=max(min(each.amount, left // one), 1)))
+        left -= min(_weight(changes[-1]), left)
+    case = replace(case, changes=tuple(changes))
     about = 400 + sum(_weight(each) for each in changes)
     if case.compression:
         about = about // 100 + 400

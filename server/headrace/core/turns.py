@@ -34,7 +34,7 @@ TASK_SECS = 2e-4  # of the first step of a task: all made in a turn take it in t
 _MOST_SECS = 4 * CROWDED_SECS
 _READS = 256  # short ones in a turn, of some 30 us: neither counted by turns nor timed
 TURN_SECS = 0.005  # of one with pieces, beyond which the next one has fewer
-_ENDS = 64  # connections that close in one turn
+_ENDS = 64  # connections that close, and calls whose time is over, in one turn
 
 
 def fitting(share: int, secs: float) -> int:
@@ -62,7 +62,7 @@ class Turns:
         self._reads: deque[Callable[[], None]] = deque()
         self._rests: deque[Callable[[], None]] = deque()
         self._ends: deque[Callable[[], None]] = deque()
-        self._ended = 0  # connections, in this turn
+        self._ended = 0  # connections and calls, in this turn
 
     def _count(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._counting:
@@ -188,7 +188,8 @@ class Turns:
     def end_later(self, close: Callable[[], None]) -> bool:
         """Put off the closing of a connection whose client has hung up, if many others have, too.
 
-        Ten thousand that end at once take a tenth of a second. False if it may be closed now.
+        Also the end of a call whose time is over. Ten thousand that end at once take a tenth of a
+        second. False if it may be closed now.
         """
         loop = asyncio.get_running_loop()
         self._count(loop)

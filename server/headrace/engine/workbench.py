@@ -52,9 +52,10 @@ def run_in_pool(pool: Executor | None, work: Callable[[], T]) -> asyncio.Future[
     Raises `Unavailable` if no thread can be started; then the work is never done.
     """
     outcome: Future[T] = Future()
-    held = [work]
+    # The pool's frames refer to this list alone: the traceback of an error refers to them.
+    held = [(outcome, work)]
     try:
-        asyncio.get_running_loop().run_in_executor(pool, _settle, outcome, held)
+        asyncio.get_running_loop().run_in_executor(pool, _settle, held)
     except RuntimeError as error:
         # The pool has queued the work, and a thread that it had before may have begun it.
         if outcome.cancel():
@@ -63,15 +64,18 @@ def run_in_pool(pool: Executor | None, work: Callable[[], T]) -> asyncio.Future[
     return asyncio.wrap_future(outcome)
 
 
-def _settle(outcome: Future[T], held: list[Callable[[], T]]) -> None:
+def _settle(held: list[tuple[Future[T], Callable[[], T]]]) -> None:
+    if not held:
+        return
+    outcome, work = held.pop()
     if not outcome.set_running_or_notify_cancel():
         return
     try:
-        outcome.set_result(held.pop()())
+        outcome.set_result(work())
     except BaseException as error:
         outcome.set_exception(error)
     finally:
-        del outcome, held  # an error refers to this frame, and both would live for longer
+        del outcome, work  # an error refers to this frame, and both would live for longer
 
 
 class Stopped(Exception):

@@ -106,7 +106,7 @@ async def test_calls_at_once_begin_in_turns(clients: int, calls: int) -> None:
 
 
 async def test_calls_whose_time_ends_together_fail_in_turns() -> None:
-    turn, ended, calls = 0, Counter[int](), 100
+    turn, ended, calls = 0, Counter[int](), 300
 
     class Slow(TaskRpc):
         def abandon(self) -> None:
@@ -142,5 +142,5 @@ async def test_calls_whose_time_ends_together_fail_in_turns() -> None:
     while ended.total() < calls:
         turn += 1
         await asyncio.sleep(0)
-    assert max(ended.values()) < 20
+    assert max(ended.values()) < 100
     connection.connection_lost(None)

@@ -381,7 +381,8 @@ class Rpc(MessageStream):
 
     def _expire(self) -> None:
         self._timer = None
-        self._context.admission.turns.go_on_later(self._time_out)  # others may expire with it
+        if not self._context.admission.turns.end_later(self._time_out):
+            self._time_out()
 
     def _time_out(self) -> None:
         if not self.finished:
