@@ -55,7 +55,6 @@ class Turns:
         self._counting = False  # a callback for the next turn is scheduled
         self._piece = SHARE  # units of work of a piece that was put off
         self._waiting: deque[Callable[[], None]] = deque()
-        self._scheduled = False
         self._running = False  # a piece is
         self._last = 0.0  # time of the turn before, if pieces ran in it and others were left
         self._budget = CROWDED_SECS  # seconds to `expect` of the pieces of one turn
@@ -113,8 +112,7 @@ class Turns:
         """Run `piece` in a later turn of the loop."""
         self._waiting.append(piece)
         self.share = SMALL
-        if not self._scheduled:
-            self._scheduled = True
+        if len(self._waiting) == 1 and not self._running:
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
@@ -124,19 +122,14 @@ class Turns:
             self._budget = min(max(self._budget * (0.5 if long else 1.25), TASK_SECS), CROWDED_SECS)
         self.taken = 0.0  # what has waited comes before new reads
         try:
-            while True:
+            self._run_one()
+            until = begun + PIECE_SECS
+            while self._waiting and self.taken < self._budget and perf_counter() < until:
                 self._run_one()
-                if (
-                    not self._waiting
-                    or self.taken >= self._budget
-                    or perf_counter() >= begun + PIECE_SECS
-                ):
-                    break
         finally:  # even if a piece has failed
-            self.share = SMALL if self._waiting else SHARE
-            self._scheduled, self._last = bool(self._waiting), 0.0
-            if self._scheduled:
-                self._last = begun
+            self.share, self._last = SHARE, 0.0
+            if self._waiting:
+                self.share, self._last = SMALL, begun
                 asyncio.get_running_loop().call_soon(self._run)
 
     def _run_one(self) -> None:
