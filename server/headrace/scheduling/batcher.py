@@ -338,9 +338,10 @@ class Batcher:
         waiting = [(call, batch.again) for batch in line.retries for call in batch.calls]
         line.retries.clear()
         waiting += [(call, False) for call in line.queue.popleft(line.queue.waiting)]
-        self._let_go(
-            [call for call, again in waiting if self._fails(call, error, "OTHER", now, begun=again)]
-        )
+        ended = [call for call, _ in waiting if not call.ended]
+        for call, again in waiting:
+            self._end(call, error, "OTHER", now, begun=again, release=False)
+        self._let_go(ended)
 
     def _unserved(self) -> ModelNotReady:
         return ModelNotReady(
@@ -1085,34 +1086,23 @@ class Batcher:
         started: int = 0,
         rows: int = 0,
         begun: bool = True,
+        release: bool = True,
     ) -> None:
-        """`_fails`, and release the request."""
-        if self._fails(call, error, reason, now, started, rows, begun):
-            self._release([call])
+        """End a request with an error, unless it has ended; `started` is 0 if it was never run.
 
-    def _fails(
-        self,
-        call: Call,
-        error: ServerError,
-        reason: str,
-        now: int,
-        started: int = 0,
-        rows: int = 0,
-        begun: bool = True,
-    ) -> bool:
-        """End a request with an error; false if it has ended. `started` is 0 if it was never run.
-
-        `begun` is false only if no instance has begun it, as far as this scheduler knows.
+        `begun` is false only if no instance has begun it, as far as this scheduler knows. Without
+        `release`, that is left to the caller.
         """
         if call.ended:
-            return False
+            return
         call.ended = True
         call.started = begun
         started = started or now
         call.outcome = error.of_request(started - call.arrived, now - started, rows)
         fault = is_fault(error, begun)
         self._statistics.request_failed(reason, now - call.arrived, fault)
-        return True
+        if release:
+            self._release([call])
 
     def _expire(self, queue: RequestQueue, now: int) -> None:
         expired = queue.expire(now)
