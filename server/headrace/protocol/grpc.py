@@ -330,12 +330,17 @@ class MessageStream(Stream):
         """Account for bytes received into the buffer of the gathered message."""
         part = self._gathering
         assert part is not None, "bytes of no message. This is a bug."
+        if self._counts(part, nbytes):
+            self._grew(part, nbytes)
+
+    def _counts(self, part: Gathering, nbytes: int) -> bool:
+        """Charge further bytes of a message; false if it is refused for them, and dropped."""
         try:
             self.count(nbytes, part.filled)
         except ServerError as error:
             self._drop(error, part.length - part.filled - nbytes)
-        else:
-            self._grew(part, nbytes)
+            return False
+        return True
 
     def _gather(self, view: memoryview, start: int, stop: int) -> int:
         """Copy part of a message; returns the position after it."""
@@ -363,11 +368,8 @@ class MessageStream(Stream):
             part.view = self.memory(length, view[start:stop])
         size = min(part.length - part.filled, stop - start)
         if size and not part.dropped:
-            try:
-                self.count(size, part.filled)
-            except ServerError as error:
-                self._drop(error, part.length - part.filled)
-                return start
+            if not self._counts(part, size):
+                return start + size
             part.view[part.filled : part.filled + size] = view[start : start + size]
         self._grew(part, size)
         return start + size
