@@ -25,7 +25,7 @@ from sys import maxsize
 from typing import NamedTuple, Optional, Protocol
 
 from headrace.core.blocks import BLOCKS
-from headrace.core.call import InnerCall, Submit
+from headrace.core.call import Call, InnerCall, Submit
 from headrace.core.errors import (
     Overloaded,
     QuotaExceeded,
@@ -720,3 +720,16 @@ def _share(limit: int, percent: int, least: int) -> int:
     """A share of a limit, at least `least`; unlimited if the server's own limit is as low."""
     share = max(limit * percent // 100, least)
     return share if share < limit else maxsize
+
+
+class AccountedCall(Call):
+    """A call of a client, whose `account` is charged for it."""
+
+    __slots__ = ()
+
+    account: Account
+
+    def charge(self, nbytes: int) -> None:
+        """Implements `Call.charge`; raises `Overloaded`."""
+        self.account.grow(nbytes, self.nbytes)
+        self.nbytes += nbytes

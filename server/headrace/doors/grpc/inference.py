@@ -30,7 +30,7 @@ from headrace.core.limits import Payer
 from headrace.core.tensors import Buffer, Tensor
 from headrace.core.turns import SMALL
 from headrace.doors.grpc.call import Message, Noted, Open, Peer, StreamSession, check_call
-from headrace.engine.admission import Account
+from headrace.engine.admission import Account, AccountedCall
 from headrace.engine.entrance import (
     GIVE_UP_BYTES,
     GRPC_NOT_DECOUPLED,
@@ -58,16 +58,12 @@ from headrace.protocol.v2_protobuf import (
 BACKEND_METADATA = "headrace-backend"  # the backend that has answered, for a model with several
 
 
-class MessageCall(Call):
+class MessageCall(AccountedCall):
     """A call made from a ModelInferRequest, unary or on a stream."""
 
     door = "GRPC"
     timed = False  # true if timings are requested among the parameters
     account: Account  # the connection's, until the client and the model are known
-
-    def charge(self, nbytes: int) -> None:
-        """Charge the decoded message; raises `Overloaded`."""
-        raise NotImplementedError
 
     @property
     def named_client(self) -> str:
@@ -159,11 +155,6 @@ class InferCall(MessageCall):
         raise NotImplementedError
 
     # --- for the service
-
-    def charge(self, nbytes: int) -> None:
-        """Charge the decoded message; raises `Overloaded`."""
-        self.account.grow(nbytes, self.nbytes)
-        self.nbytes += nbytes
 
     def leave(self) -> None:
         """Release the request's charge, if any."""

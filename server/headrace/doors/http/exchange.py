@@ -21,7 +21,7 @@ from headrace.core.limits import Charge, Payer, uncharged
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.doors.http.head import InferHead
-from headrace.engine.admission import Account
+from headrace.engine.admission import Account, AccountedCall
 from headrace.engine.entrance import HTTP_NOT_DECOUPLED, Target
 from headrace.engine.workbench import LARGE, Deferred, Job, Workbench
 from headrace.protocol.arrow_ipc import check_stream, decode_stream, encode_response, limited
@@ -89,7 +89,7 @@ def error_lines(error: ServerError) -> bytes:
     return b"".join(b"%b: %b\r\n" % (name.encode(), text.encode()) for name, text in fields)
 
 
-class Exchange(Call):
+class Exchange(AccountedCall):
     """An infer request in flight. After `open`, `close` must be called exactly once."""
 
     __slots__ = (
@@ -200,11 +200,6 @@ class Exchange(Call):
     def payer(self) -> Payer:
         """Implements `Call.payer`."""
         return self.account
-
-    def charge(self, nbytes: int) -> None:
-        """Implements `Call.charge`; raises `Overloaded`."""
-        self.account.grow(nbytes, self.nbytes)
-        self.nbytes += nbytes
 
     def header(self, name: str) -> str:
         """A header's value by its lower-case name; "" if there is none."""

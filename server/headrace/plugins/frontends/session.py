@@ -22,14 +22,14 @@ from starlette.types import ASGIApp, Message, Receive
 from headrace.api.gate import Gate
 from headrace.api.handlers import BareCall
 from headrace.api.operations import by_procedure
-from headrace.core.call import Call, CallContext, InferResponse, Raw, context_of
+from headrace.core.call import CallContext, InferResponse, Raw, context_of
 from headrace.core.errors import ServerError, Unsupported
 from headrace.core.identity import PeerFacts
 from headrace.core.limits import Payer
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Unary
 from headrace.doors.http.asgi import NAMES, PEER
-from headrace.engine.admission import Account, Clients, Held
+from headrace.engine.admission import Account, AccountedCall, Clients, Held
 from headrace.engine.client_accounts import ClientAccount
 from headrace.engine.entrance import (
     GIVE_UP_BYTES,
@@ -186,7 +186,7 @@ class RemotePayer(NamedTuple):
         """Implements `Payer.take_rows`."""
 
 
-class FrontEndCall(Call):
+class FrontEndCall(AccountedCall):
     """A call from a front end."""
 
     __slots__ = (
@@ -229,11 +229,6 @@ class FrontEndCall(Call):
         if isinstance(self.account, ClientAccount):
             return self.account
         return RemotePayer(self.origin)
-
-    def charge(self, nbytes: int) -> None:
-        """Implements `Call.charge`."""
-        self.account.grow(nbytes, self.nbytes)
-        self.nbytes += nbytes
 
     def header(self, name: str) -> str:
         """Implements `Call.header`, for the headers that the engine has asked for."""
