@@ -13,7 +13,7 @@ counts a request once. Owned by the event-loop thread.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil
 from sys import maxsize
 from time import monotonic
@@ -123,6 +123,11 @@ def _rows_of(quota: Quota) -> Rate | None:
     return Rate(quota.rows_per_sec, quota.rows_per_sec) if quota.rows_per_sec else None
 
 
+def _weight_of(quotas: Iterable[QuotaAccount], otherwise: float) -> float:
+    """The weight of the first quota with one."""
+    return next((one.quota.weight for one in quotas if one.quota.weight), otherwise)
+
+
 class ClientAccount(Account):
     """The account of one client's requests over one connection to models with the same quotas."""
 
@@ -141,7 +146,7 @@ class ClientAccount(Account):
     @property
     def weight(self) -> float:
         """Implements `Account.weight`: that of the first quota with one."""
-        return next((one.quota.weight for one in self.quotas if one.quota.weight), 1.0)
+        return _weight_of(self.quotas, 1.0)
 
     def check(self, nbytes: int) -> None:
         """Raise what `enter` would raise."""
@@ -193,7 +198,7 @@ class InnerCallAccount(Stage):
         counted = client.quotas if isinstance(client, ClientAccount | InnerCallAccount) else ()
         self.origin = client.origin
         own = self._own = tuple(one for one in quotas if one not in counted)
-        self.weight = next((one.quota.weight for one in own if one.quota.weight), client.weight)
+        self.weight = _weight_of(own, client.weight)
         self.quotas: tuple[QuotaAccount, ...] = (*counted, *own)
         self._client = client
         self._clock = clock
