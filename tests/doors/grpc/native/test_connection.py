@@ -63,6 +63,38 @@ async def test_an_old_connection_is_cut_off_once(monkeypatch: pytest.MonkeyPatch
     connection.connection_lost(None)
 
 
+_PATH = "/any.Service/Any"
+
+
+def serving(kind: type[TaskRpc], handle: Any) -> ServerContext:
+    """A server of one procedure."""
+    return ServerContext(
+        {_PATH: (kind, handle)}, Handlers({}, {}, {}), Admission(0, 0), 1 << 20, False,
+        GrpcOptions(), Limits(streams=300),
+    )  # fmt: skip
+
+
+def asked(context: ServerContext, calls: int, *fields: tuple[str, str]) -> GrpcConnection:
+    """A connection that has received so many calls, with these further headers, in one read."""
+    client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+    client.initiate_connection()
+    for number in range(1, 2 * calls, 2):
+        client.send_headers(
+            number,
+            [
+                (":method", "POST"), (":scheme", "http"), (":authority", "here"), (":path", _PATH),
+                ("content-type", "application/grpc"), ("te", "trailers"), *fields,
+            ],
+        )  # fmt: skip
+        client.send_data(number, pack_prefix(0, 1) + b"0", end_stream=True)
+    sent = client.data_to_send()
+    connection = GrpcConnection(context)
+    connection.connection_made(Transport())
+    connection.get_buffer(-1)[: len(sent)] = sent
+    connection.buffer_updated(len(sent))
+    return connection
+
+
 @pytest.mark.parametrize(("clients", "calls"), [(8, 60), (300, 1)])
 async def test_calls_at_once_begin_in_turns(clients: int, calls: int) -> None:
     """The first steps of their tasks would all be taken in one turn of the loop otherwise."""
@@ -72,30 +104,8 @@ async def test_calls_at_once_begin_in_turns(clients: int, calls: int) -> None:
         begun[turn] += 1
         return bytes(data)
 
-    path = "/any.Service/Any"
-    context = ServerContext(
-        {path: (TaskRpc, handle)}, Handlers({}, {}, {}), Admission(0, 0), 1 << 20, False,
-        GrpcOptions(), Limits(),
-    )  # fmt: skip
-    connections = []
-    for _ in range(clients):
-        client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-        client.initiate_connection()
-        for number in range(1, 2 * calls, 2):
-            client.send_headers(
-                number,
-                [
-                    (":method", "POST"), (":scheme", "http"), (":authority", "here"),
-                    (":path", path), ("content-type", "application/grpc"), ("te", "trailers"),
-                ],
-            )  # fmt: skip
-            client.send_data(number, pack_prefix(0, 1) + b"0", end_stream=True)
-        sent = client.data_to_send()
-        connection = GrpcConnection(context)
-        connection.connection_made(Transport())
-        connection.get_buffer(-1)[: len(sent)] = sent
-        connection.buffer_updated(len(sent))
-        connections.append(connection)
+    context = serving(TaskRpc, handle)
+    connections = [asked(context, calls) for _ in range(clients)]
     while begun.total() < clients * calls:
         turn += 1
         await asyncio.sleep(0)
@@ -118,27 +128,7 @@ async def test_calls_whose_time_ends_together_fail_in_turns() -> None:
         await asyncio.Event().wait()
         return b""
 
-    path = "/any.Service/Any"
-    context = ServerContext(
-        {path: (Slow, handle)}, Handlers({}, {}, {}), Admission(0, 0), 1 << 20, False,
-        GrpcOptions(), Limits(streams=calls),
-    )  # fmt: skip
-    client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-    client.initiate_connection()
-    connection = GrpcConnection(context)
-    connection.connection_made(Transport())
-    for number in range(1, 2 * calls, 2):
-        client.send_headers(
-            number,
-            [
-                (":method", "POST"), (":scheme", "http"), (":authority", "here"), (":path", path),
-                ("content-type", "application/grpc"), ("te", "trailers"), ("grpc-timeout", "50m"),
-            ],
-        )  # fmt: skip
-        client.send_data(number, pack_prefix(0, 0), end_stream=True)
-    sent = client.data_to_send()
-    connection.get_buffer(-1)[: len(sent)] = sent
-    connection.buffer_updated(len(sent))
+    connection = asked(serving(Slow, handle), calls, ("grpc-timeout", "50m"))
     while ended.total() < calls:
         turn += 1
         await asyncio.sleep(0)
