@@ -156,9 +156,10 @@ def _protobuf(metric: "Metric", plain: Container[str]) -> bytes:
     """A part of a family as the fields of a message, without its length."""
     name, kind = _name(metric, plain), _TYPES.get(metric.type, pb.UNTYPED)
     family = pb.MetricFamily(name=name, help=metric.documentation, type=kind)
+    last = _LAST.get(metric.type)
     known: dict[tuple[tuple[str, str], ...], pb.Metric] = {}
     for sample in metric.samples:
-        own = {each: text for each, text in sample.labels.items() if each != _LAST.get(metric.type)}
+        own = {each: text for each, text in sample.labels.items() if each != last}
         key = tuple(sorted(own.items()))
         if (message := known.get(key)) is None:
             message = known[key] = family.metric.add()

@@ -199,9 +199,10 @@ def _list(given: argparse.Namespace) -> int:
 
 
 def _date(moment: float) -> str:
-    if not -62_135_596_800 <= moment < 253_402_300_800:  # the years 1 to 9999
+    try:
+        return datetime.fromtimestamp(moment, UTC).isoformat(sep=" ", timespec="minutes")
+    except (OverflowError, ValueError):  # never, or beyond the calendar
         return "-"
-    return datetime.fromtimestamp(moment, UTC).isoformat(sep=" ", timespec="minutes")
 
 
 def _run(given: argparse.Namespace) -> int:
