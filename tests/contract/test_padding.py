@@ -174,6 +174,7 @@ def test_an_output_that_does_not_follow_its_dimension(client: Client) -> None:
 
 
 def test_metrics(client: Client, server: ServerProcess) -> None:
+    client.infer("mean", {"X": np.zeros((2, 5), np.float32)})  # there is no sample before
     with Scraper(server.metrics) as metrics:
         before = metrics.now()
         client.infer("mean", {"X": np.zeros((2, 5), np.float32)})
