@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message
 
 from headrace.api.gate import Gate
 from headrace.core.tensors import Buffer
+from headrace.core.turns import TASK_SECS, Turns
 from headrace.doors.http.head import MOST_HEADERS, URL_LIMIT, hops, unquoted, without_upgrade
 from headrace.doors.http.outgoing import Outgoing
 from headrace.engine.admission import Account
@@ -255,13 +256,13 @@ def _check(kind: str, expected: str) -> None:
 class Requests:
     """The requests of one connection, from the bytes that it feeds.
 
-    Invariant: `cycles` are the unanswered ones in order, and only the first one was started.
+    Invariant: `cycles` are the unanswered ones in order, and only the first one is started.
     """
 
     __slots__ = (
         "_application", "_base", "_expects", "_fault", "_head_size", "_headers", "_names",
-        "_on_answer", "_parser", "_receiving", "_url", "abandon", "begun", "cycles", "in_head",
-        "in_message", "out", "retired", "size", "taken",
+        "_on_answer", "_parser", "_receiving", "_turns", "_url", "abandon", "begun", "cycles",
+        "in_head", "in_message", "out", "retired", "size", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -269,6 +270,7 @@ class Requests:
         application: AsgiApplication,
         base: Mapping[str, Any],
         out: Outgoing,
+        turns: Turns,
         taken: Callable[[], None],
         answered: Callable[[], None],
         abandon: Callable[[int, str], None],
@@ -279,6 +281,7 @@ class Requests:
         after each answer, `abandon` with a status and a text for a request without an answer.
         """
         self.out = out
+        self._turns = turns
         self.taken = taken
         self.abandon = abandon
         self.cycles: deque[Cycle] = deque()
@@ -343,9 +346,17 @@ class Requests:
         self.cycles.popleft()
         if not cycle.keep_alive:
             self.out.end()
-        elif self.cycles and not self.out.closing:
-            self._application.start(self.cycles[0])
+        elif self.cycles:
+            self._turns.put_off(self._start_next)
         self._on_answer()
+
+    def _start(self) -> None:
+        self._turns.expect(asyncio.get_running_loop(), TASK_SECS)
+        self._application.start(self.cycles[0])
+
+    def _start_next(self) -> None:
+        if self.cycles and not self.out.closing:
+            self._start()
 
     def leave(self) -> None:
         """End all unanswered requests: the client has disconnected."""
@@ -427,7 +438,7 @@ class Requests:
         self._receiving = cycle = Cycle(self, scope, keep_alive, self._expects and is_new)
         self.cycles.append(cycle)
         if len(self.cycles) == 1:
-            self._application.start(cycle)
+            self._start()
 
     def on_body(self, body: bytes) -> None:
         """Add a part of the request's body."""

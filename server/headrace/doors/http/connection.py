@@ -30,7 +30,7 @@ from headrace.core.errors import ServerError, ServerExiting, Unavailable
 from headrace.core.identity import NO_PEER
 from headrace.core.limits import SLOWEST, Patience
 from headrace.core.tensors import Buffer
-from headrace.core.turns import LONG_READ, TASK_SECS
+from headrace.core.turns import LONG_READ
 from headrace.doors.acceptor import undelivered
 from headrace.doors.http.asgi import (
     ACCOUNT,
@@ -602,7 +602,6 @@ class Connection(asyncio.Protocol):
                 end = data.find(END, position, position + HEAD_LIMIT) + len(END)
                 stop = max(position + _HEADS, end)
                 left -= _PART_UNITS
-                turns.expect(self.loop, TASK_SECS)
             self._parse(asgi, data[position:stop])
             position = stop
 
@@ -617,7 +616,7 @@ class Connection(asyncio.Protocol):
             PEER: self._peer,
         }
         asgi = Requests(
-            self._state.application, base, self._out,
+            self._state.application, base, self._out, self._admission.turns,
             self._set_reading, self._answered, self._abandon,
         )  # fmt: skip
         asgi.retired = self._retired
