@@ -291,4 +291,14 @@ FOUND: Mapping[str, Case] = {
         requests=10_000,
         pause=0.001,
     ),
+    "parsed-ahead": Case(
+        door="http",
+        operation="ModelMetadata",
+        connections=125,
+        requests=99,
+        compression="gzip",
+        pause=0.001,
+        frame=1024,
+        ending="cut",
+    ),
 }
