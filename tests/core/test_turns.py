@@ -1,12 +1,23 @@
 """Work that one client can cause, in turns of the event loop."""
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
 import uvloop
 
-from headrace.core.turns import CROWDED_SECS, PIECE_SECS, SHARE, SMALL, TASK_SECS, Turns, fitting
+from headrace.core.turns import (
+    CROWDED_SECS,
+    PIECE_SECS,
+    SHARE,
+    SMALL,
+    TASK_SECS,
+    TurnQueue,
+    Turns,
+    fitting,
+)
 from tests.doors.fakes import until
 
 
@@ -123,6 +134,56 @@ def test_a_rest_that_fails_holds_up_no_other() -> None:
         assert done == [-1, -1, 1]
 
     uvloop.run(scenario())
+
+
+def test_a_queue_is_processed_few_items_at_a_time() -> None:
+    turns, processed, done = deque[Callable[[], None]](), list[int](), list[int]()
+
+    def process(item: int) -> None:
+        processed.append(item)
+        if item == 20:
+            queue.extend((1000, 1001))
+        if item == 21:
+            raise ValueError(item)
+
+    queue = TurnQueue(process, turns.append, lambda: done.append(len(processed)), most=10)
+    queue.process(range(5))
+    assert (processed, turns, done) == ([*range(5)], deque(), [])
+    queue.process(range(5, 50))
+    queue.process((50,))  # behind the others
+    while turns:
+        assert len(turns) == 1
+        before, held_up = len(processed), len(queue)
+        try:
+            turns.popleft()()
+        except ValueError:
+            assert processed[-1] == 21  # the others have their turn
+        assert len(processed) - before <= 10
+        assert bool(turns) is bool(queue)
+        assert not held_up or len(processed) > before
+    assert processed == [*range(51), 1000, 1001]
+    assert done == [53]
+    queue.extend(range(100))
+    queue.clear()
+    turns.popleft()()
+    assert (len(processed), len(queue), len(turns)) == (53, 0, 0)
+
+
+def test_a_queue_of_slow_items_has_less_of_a_turn() -> None:
+    turns, processed = deque[Callable[[], None]](), list[int]()
+
+    def process(item: int) -> None:
+        until_then = perf_counter() + PIECE_SECS
+        while perf_counter() < until_then:
+            pass
+        processed.append(item)
+
+    queue = TurnQueue(process, turns.append)
+    queue.extend(range(5))
+    for number in range(5):
+        turns.popleft()()
+        assert processed == [*range(number + 1)]
+    assert not turns
 
 
 def test_a_connection_alone_ends_at_once() -> None:

@@ -16,9 +16,11 @@ happens in a turn has a callback at the begin of the next one.
 """
 
 import asyncio
+import operator
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
+from typing import Generic, TypeVar
 
 from headrace.core.process import collect_young
 
@@ -33,8 +35,16 @@ _OF_PIECE = 32  # requests of a piece, for the garbage collector
 TASK_SECS = 2e-4  # of the first step of a task: all made in a turn take it in the next one
 _MOST_SECS = 4 * CROWDED_SECS
 _READS = 256  # short ones in a turn, of some 30 us: neither counted by turns nor timed
+_RESTS = 1 << 20  # in one turn, if they fit into `PIECE_SECS`
 TURN_SECS = 0.005  # of one with pieces, beyond which the next one has fewer
-_ENDS = 64  # connections that close, and calls whose time is over, in one turn
+ENDED_AT_ONCE = 64  # connections, or requests, that end in one turn
+
+T = TypeVar("T")
+
+
+def next_turn(callback: Callable[[], None]) -> None:
+    """Run `callback` in the next turn of the running event loop."""
+    asyncio.get_running_loop().call_soon(callback)
 
 
 def fitting(share: int, secs: float) -> int:
@@ -42,6 +52,59 @@ def fitting(share: int, secs: float) -> int:
     if secs > PIECE_SECS:
         return max(int(share * PIECE_SECS / secs), SMALL)
     return min(share + (share >> 2) + 1, SHARE)
+
+
+class TurnQueue(Generic[T]):
+    """A queue of which some items are processed in each later turn of the event loop, in order.
+
+    They are up to `most`, as far as they fit into `PIECE_SECS`.
+    """
+
+    def __init__(
+        self,
+        process: Callable[[T], object],
+        soon: Callable[[Callable[[], None]], object] = next_turn,
+        done: Callable[[], None] = lambda: None,
+        most: int = ENDED_AT_ONCE,
+    ) -> None:
+        """`soon` schedules a callback; `done` is called in a turn that leaves no item."""
+        self._process, self._soon, self._done, self._most = process, soon, done, most
+        self._waiting: deque[T] = deque()
+        self._scheduled = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def process(self, items: Sequence[T]) -> None:
+        """Process few items at once, unless others wait; all others in later turns."""
+        if self._waiting or len(items) > self._most:
+            self.extend(items)
+            return
+        for item in items:
+            self._process(item)
+
+    def extend(self, items: Iterable[T]) -> None:
+        """Process items in later turns."""
+        self._waiting.extend(items)
+        if self._waiting and not self._scheduled:
+            self._scheduled = True
+            self._soon(self._run)
+
+    def clear(self) -> None:
+        """Forget all items."""
+        self._waiting.clear()
+
+    def _run(self) -> None:
+        left, until = self._most, perf_counter() + PIECE_SECS
+        try:
+            while self._waiting and left and perf_counter() < until:
+                left -= 1
+                self._process(self._waiting.popleft())
+        finally:  # even if one has failed
+            self._scheduled = False
+            self.extend(())
+        if not self._waiting:
+            self._done()
 
 
 class Turns:
@@ -58,9 +121,9 @@ class Turns:
         self._running = False  # a piece is
         self._last = 0.0  # time of the turn before, if pieces ran in it and others were left
         self._budget = CROWDED_SECS  # seconds to `expect` of the pieces of one turn
-        self._reads: deque[Callable[[], None]] = deque()
-        self._rests: deque[Callable[[], None]] = deque()
-        self._ends: deque[Callable[[], None]] = deque()
+        self._reads: TurnQueue[Callable[[], None]] = TurnQueue(operator.call, most=1)
+        self._rests: TurnQueue[Callable[[], None]] = TurnQueue(operator.call, most=_RESTS)
+        self._ends: TurnQueue[Callable[[], None]] = TurnQueue(operator.call)
         self._ended = 0  # connections and calls, in this turn
 
     def _count(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -149,34 +212,11 @@ class Turns:
 
         The share of other connections stays as it is: they need no more turns than before.
         """
-        self._reads.append(read_on)
-        if len(self._reads) == 1:
-            asyncio.get_running_loop().call_soon(self._read_one)
-
-    def _read_one(self) -> None:
-        read_on = self._reads.popleft()
-        if self._reads:
-            asyncio.get_running_loop().call_soon(self._read_one)
-        read_on()
+        self._reads.extend((read_on,))
 
     def go_on_later(self, rest: Callable[[], None]) -> None:
         """Go on with a request after its work on a thread: some `PIECE_SECS` of these in a turn."""
-        self._rests.append(rest)
-        if len(self._rests) == 1:
-            asyncio.get_running_loop().call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        until = perf_counter() + PIECE_SECS
-        try:
-            while self._rests and perf_counter() < until:
-                self._rests[0]()
-                self._rests.popleft()
-        except BaseException:
-            self._rests.popleft()
-            raise
-        finally:
-            if self._rests:
-                asyncio.get_running_loop().call_soon(self._go_on)
+        self._rests.extend((rest,))
 
     def end_later(self, close: Callable[[], None]) -> bool:
         """Put off the closing of a connection whose client has hung up, if many others have, too.
@@ -187,15 +227,7 @@ class Turns:
         loop = asyncio.get_running_loop()
         self._count(loop)
         self._ended += 1
-        if self._ended <= _ENDS and not self._ends:
+        if self._ended <= ENDED_AT_ONCE and not self._ends:
             return False
-        if not self._ends:
-            loop.call_soon(self._end_some)
-        self._ends.append(close)
+        self._ends.extend((close,))
         return True
-
-    def _end_some(self) -> None:
-        for _ in range(min(len(self._ends), _ENDS)):
-            self._ends.popleft()()
-        if self._ends:
-            asyncio.get_running_loop().call_soon(self._end_some)

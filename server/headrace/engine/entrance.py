@@ -13,7 +13,6 @@ thread.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,6 +23,7 @@ from headrace.core.errors import InvalidRequest, Overloaded, ServerError, Unsupp
 from headrace.core.identity import Access
 from headrace.core.limits import PRESSED_SECS, Charge, Patience, uncharged
 from headrace.core.signature import Signature
+from headrace.core.turns import TurnQueue
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.workbench import LARGE, Deferred
 from headrace.protocol.arrow_ipc import decode_stream, limited
@@ -35,7 +35,6 @@ from headrace.protocol.v2_json import body_of, decode_raw, takes_long
 Codec = TypeVar("Codec")
 
 _KNOWN = 1024  # cached call layouts
-_TOLD_AT_ONCE = 64  # of a change of readiness, in one turn of the event loop
 
 CONTEXT_HEADERS = ("traceparent", "tracestate")  # the trace context of a request
 
@@ -224,7 +223,7 @@ class Readiness:
         self._watchers: set[Callable[[], None]] = set()
         self._told = False  # the value at the last callback, or when watching began
         self._scheduled = False
-        self._untold: deque[Callable[[], None]] = deque()  # of the last change
+        self._untold = TurnQueue(self._tell_one)  # of the last change
 
     @property
     def ready(self) -> bool:
@@ -252,18 +251,12 @@ class Readiness:
         ready = self._look()
         if ready is not self._told:
             self._told = ready
-            under_way = bool(self._untold)
-            self._untold = deque(self._watchers)
-            if not under_way:
-                self._tell_some()
+            self._untold.clear()
+            self._untold.process(list(self._watchers))
 
-    def _tell_some(self) -> None:
-        for _ in range(min(len(self._untold), _TOLD_AT_ONCE)):
-            callback = self._untold.popleft()
-            if callback in self._watchers:
-                callback()
-        if self._untold:
-            asyncio.get_running_loop().call_soon(self._tell_some)
+    def _tell_one(self, callback: Callable[[], None]) -> None:
+        if callback in self._watchers:
+            callback()
 
 
 class _Timed(Stage):
