@@ -1,7 +1,8 @@
 """Fakes around a scheduler: a manual clock, instances that finish on request, recording calls."""
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
@@ -43,6 +44,7 @@ class FakeClock:
 
     def __init__(self) -> None:
         self.time = 0
+        self.ticks = 0
         self._ready: list[Callable[[], object]] = []
         self._timers: list[tuple[int, int, FakeTimer]] = []
         self._ties = count()
@@ -61,6 +63,7 @@ class FakeClock:
 
     def tick(self) -> bool:
         """End one tick; true if anything ran."""
+        self.ticks += 1
         ready, self._ready = self._ready, []
         for callback in ready:
             callback()
@@ -127,6 +130,14 @@ class FakeCall(Call):
         (response,) = self.responses
         (tensor,) = response.outputs
         return [int(value) for value in np.asarray(tensor.array).ravel()]
+
+
+def ends_by_tick(clock: FakeClock, calls: Iterable[FakeCall]) -> Counter[int]:
+    """The numbers of calls that are answered, or fail, in each tick from now on."""
+    found = Counter[int]()
+    for call in calls:
+        call.then = lambda: found.update((clock.ticks,))
+    return found
 
 
 def double(inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:

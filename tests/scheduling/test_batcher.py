@@ -1,16 +1,17 @@
 """The batcher of one model version, on a manual clock with fake instances."""
 
-from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from headrace.core.call import Call
 from headrace.core.errors import QueueFull, QueueTimeout
+from headrace.core.limits import ModelLoad
 from headrace.observability.statistics import Closed
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
-from tests.scheduling.fakes import GATHER_NS, POISON, Bench
+from tests.scheduling.fakes import GATHER_NS, POISON, Bench, ends_by_tick
 
 MS = 1_000_000
 
@@ -117,31 +118,27 @@ def test_more_urgent_requests_go_first() -> None:
 # --- delay and timers
 
 
-def test_many_requests_that_time_out_together_are_refused_in_turns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench = Bench(timing_out())
-    bench.batcher.suspend(bench.instances[0])
-    tick, turn, refused = bench.clock.tick, 0, Counter[int]()
-
-    def counted() -> bool:
-        nonlocal turn
-        turn += 1
-        return tick()
-
-    def end() -> None:
-        refused[turn] += 1
-
-    monkeypatch.setattr(bench.clock, "tick", counted)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_many_requests_that_time_out_together_are_refused_in_turns(ordered: bool) -> None:
+    load = ModelLoad()
+    bench = Bench(
+        replace(timing_out(), preserve_ordering=ordered), kind=partial(Batcher, load=load)
+    )
+    bench.send("running")
     calls = [bench.submit(str(number)) for number in range(500)]
-    for call in calls:
-        call.then = end
+    refused = ends_by_tick(bench.clock, calls)
     bench.clock.settle()
+    calls[300].cancel()
+    calls[0].then, told = calls[400].cancel, bench.drained()
     bench.clock.advance(10 * MS)
-    assert refused.total() == 500
+    assert refused.total() == 497
     assert max(refused.values()) <= 100
     assert {type(error) for call in calls for error in call.errors} == {QueueTimeout}
-    assert bench.drained() == [True]
+    assert [number for number, call in enumerate(calls) if not call.calls] == [300, 400]
+    behind = bench.submit("behind")
+    assert not told
+    bench.finish_all()
+    assert (told, behind.values, load.requests) == ([True], [2], 0)
 
 
 def test_a_delayed_batch_runs_when_due_or_full() -> None:

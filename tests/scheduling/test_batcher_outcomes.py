@@ -3,24 +3,30 @@
 import gc
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import log2
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace.core.errors import (
     ExecutionFailed,
     ExecutionTimeout,
     InvalidRequest,
+    ModelNotReady,
     QueueFull,
     QueueTimeout,
     Unavailable,
 )
+from headrace.core.limits import ModelLoad
 from headrace.core.tensors import Array
 from headrace.scheduling.batch import NotStarted
+from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy
-from tests.scheduling.fakes import POISON, Bench, FakeCall, signature
+from tests.scheduling.fakes import POISON, Bench, FakeCall, ends_by_tick, signature
 
 MS = 1_000_000
 ORDERED = SchedulingPolicy(BatchPolicy(1), preserve_ordering=True)
@@ -126,6 +132,85 @@ def test_answers_and_errors_keep_the_order_of_requests() -> None:
     bench.finish("a")
     assert bench.log == ["a", "b", "c"]
     assert isinstance(bad.errors[0], ExecutionFailed)
+
+
+def test_many_answers_behind_a_late_one_go_in_turns() -> None:
+    load = ModelLoad()
+    bench = Bench(ORDERED, instances=2, kind=partial(Batcher, load=load))
+    late = bench.send("late")
+    calls = [bench.submit(str(number)) for number in range(500)]
+    ended = ends_by_tick(bench.clock, calls)
+    bench.clock.settle()
+    (other,) = [one for one in bench.instances if one.running != ["late"]]
+    while other.busy:
+        other.finish()
+        bench.clock.settle()
+    calls[300].cancel()
+    calls[0].then = calls[1].cancel  # which is next
+    told = bench.drained()
+    bench.finish("late")
+    assert late.values == [2]
+    calls[400].cancel()
+    bench.submit("behind")
+    assert not told
+    bench.finish_all()
+    assert max(ended.values()) <= 100
+    answered = [str(number) for number in range(500) if number not in (1, 300, 400)]
+    assert bench.log == ["late", *answered, "behind"]
+    assert (told, load.requests) == ([True], 0)
+
+
+def test_many_requests_in_order_fail_in_turns() -> None:
+    """No instance is left, not even for those that their ends have submitted."""
+    bench = Bench(ORDERED)
+    bench.batcher.suspend(bench.instances[0])
+    calls = [bench.submit(str(number)) for number in range(500)]
+    ended, following = ends_by_tick(bench.clock, calls), list[FakeCall]()
+    calls[499].then = lambda: following.append(bench.submit("next"))
+    bench.batcher.fail_waiting(ModelNotReady("none"))
+    told = bench.drained()
+    assert not told
+    bench.clock.settle()
+    assert max(ended.values()) <= 100
+    assert bench.log == [*map(str, range(500)), "next"]
+    assert [type(error) for call in following for error in call.errors] == [ModelNotReady]
+    assert (told, bench.batcher.pending) == ([True], 0)
+
+
+def test_an_answer_that_lets_others_go_comes_before_them() -> None:
+    bench = Bench(ORDERED, instances=4)
+    first, _, third, _ = [bench.submit(name) for name in "abcd"]
+    bench.clock.settle()
+    for name in "bd":
+        bench.finish(name)
+    first.then = third.cancel
+    bench.finish("a")
+    assert bench.log == ["a", "b", "d"]
+
+
+@given(
+    ends=st.permutations(range(150)),
+    cancelled=st.sets(st.integers(0, 149)),
+    ticks=st.sets(st.integers(0, 149)),
+)
+@settings(max_examples=25)
+def test_answers_keep_their_order_however_runs_end(
+    ends: list[int], cancelled: set[int], ticks: set[int]
+) -> None:
+    bench = Bench(ORDERED, instances=150)
+    calls = [bench.submit(str(number)) for number in range(150)]
+    bench.clock.tick()
+    gone = set[int]()
+    for place, number in enumerate(ends):
+        bench.finish(str(number))
+        if place in cancelled and not calls[place].calls:
+            calls[place].cancel()
+            gone.add(place)
+        if place in ticks:
+            bench.clock.tick()
+    bench.clock.settle()
+    assert bench.log == [str(number) for number in range(150) if number not in gone]
+    assert bench.drained() == [True]
 
 
 def test_an_answer_cancelled_before_its_turn_is_not_delivered() -> None:

@@ -28,7 +28,7 @@ one. Of the lines with an idle instance, the one whose first call has waited lon
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -44,6 +44,7 @@ from headrace.core.errors import (
 )
 from headrace.core.limits import FEW, ModelLoad
 from headrace.core.signature import Signature
+from headrace.core.turns import ENDED_AT_ONCE, TurnQueue
 from headrace.observability.statistics import Closed, VersionStatistics
 from headrace.scheduling.batch import (
     Aimed,
@@ -69,7 +70,6 @@ from headrace.scheduling.queue import LIGHT, MANY, RequestQueue
 log = logging.getLogger(__name__)
 _LENT_NS = 500_000_000  # between looks at instances that are lent
 _ALONE_NS = 200_000  # for calls that run one after the other in a tick of the event loop
-_REFUSED_AT_ONCE = 64  # in one turn of the event loop
 _load = attrgetter("load")
 
 
@@ -211,6 +211,7 @@ class Batcher:
         self._free_since = 0  # nanoseconds: since when an instance has been idle, if any is
         # Unanswered calls, where answers keep the order of calls; None where they do not.
         self._order: deque[Call] | None = deque() if policy.preserve_ordering else None
+        self._ordering = False  # calls of `_order` are being answered, here or in the next turn
         self._uniform = signature.uniform
         self._now, self._soon = clock.now, clock.soon
         self.soon = clock.soon
@@ -230,7 +231,8 @@ class Batcher:
         self._log: BatchLog | None = None  # only while somebody asks for it
         self._alone_since = 0  # nanoseconds; 0 if the loop has had a turn since the last such call
         self._joined: list[JoinedCall] = []  # they run together at the end of the tick
-        self._leaving: deque[Call] = deque()  # ended with others, and not released yet
+        # Calls that have ended with others, and are not released yet.
+        self._leaving = TurnQueue(self._let_go, clock.soon, self._all_gone)
         self._hopeless: ServerError | None = None  # of all requests, as long as no instance comes
 
     @property
@@ -241,7 +243,9 @@ class Batcher:
     @property
     def busy(self) -> bool:
         """True if any request is queued, in progress, or announced."""
-        if self._open or self._expected or self._joined or self._leaving or self._waits:
+        if self._open or self._expected or self._joined or self._waits:
+            return True
+        if self._leaving or self._ordering:
             return True
         return self._instances.busy and (self._lender is None or self._lender.in_use)
 
@@ -341,7 +345,10 @@ class Batcher:
         ended = [call for call, _ in waiting if not call.ended]
         for call, again in waiting:
             self._end(call, error, "OTHER", now, begun=again, release=False)
-        self._let_go(ended)
+        if self._order is None:
+            self._leaving.process(ended)
+        else:
+            self._release(ended)
 
     def _unserved(self) -> ModelNotReady:
         return ModelNotReady(
@@ -807,7 +814,7 @@ class Batcher:
                         refused -= len(calls)
                     if not calls:
                         self._closed[reason] -= 1
-                        if refused >= _REFUSED_AT_ONCE:
+                        if refused >= ENDED_AT_ONCE:
                             self._schedule_flush()  # others have their turn of the event loop
                             return None
                 elif (
@@ -1029,11 +1036,10 @@ class Batcher:
         load.requests -= len(ended)
         for call in ended:
             load.bytes -= call.nbytes
-        if in_order and (order := self._order) is not None:
-            ended = []
-            while order and order[0].ended:
-                ended.append(order.popleft())
-        for call in ended:
+        answered: Iterable[Call] = ended
+        if in_order and self._order is not None:
+            answered = self._next_in_order(self._order)
+        for call in answered:
             outcome, call.outcome = call.outcome, None  # None if the call was cancelled
             try:
                 if type(outcome) is Batch:
@@ -1050,6 +1056,22 @@ class Batcher:
             except Exception:  # a bug in one answer must not affect others of its batch
                 end_after_bug(call)
 
+    def _next_in_order(self, order: deque[Call]) -> Iterator[Call]:
+        """The ended calls that none is before: few at once, the others in later turns."""
+        if self._ordering:  # by whoever is answering one of them, or in the next turn
+            return
+        self._ordering = True
+        for _ in range(ENDED_AT_ONCE):
+            if not (order and order[0].ended):
+                self._ordering = False
+                return
+            yield order.popleft()
+        self._soon(self._go_on_in_order)
+
+    def _go_on_in_order(self) -> None:
+        self._ordering = False
+        self._all_gone()
+
     def _fail(self, call: Call, error: Exception, outcome: Outcome, rows: int) -> None:
         if not isinstance(error, ServerError):
             self._report([call], error)
@@ -1058,21 +1080,13 @@ class Batcher:
             )
         self._end(call, error, "BACKEND", outcome.computed, outcome.started, rows)
 
-    def _let_go(self, ended: Sequence[Call]) -> None:
-        """Release calls that have ended together: few at once, the others in later turns."""
-        if self._order is not None or (len(ended) <= _REFUSED_AT_ONCE and not self._leaving):
-            self._release(ended)
-            return
-        if not self._leaving:
-            self._soon(self._release_some)
-        self._leaving.extend(ended)
+    def _let_go(self, call: Call) -> None:
+        """Release a call that has ended together with others."""
+        self._release((call,), in_order=False)
 
-    def _release_some(self) -> None:
-        count = min(len(self._leaving), _REFUSED_AT_ONCE)
-        self._release([self._leaving.popleft() for _ in range(count)])
-        if self._leaving:
-            self._soon(self._release_some)
-        elif self._hopeless is not None:  # the end of one may have submitted another
+    def _all_gone(self) -> None:
+        self._release(())  # what was behind them in order
+        if self._hopeless is not None:  # the end of one may have submitted another
             self.fail_waiting(self._hopeless)
         else:
             self._check_drained()
@@ -1110,12 +1124,10 @@ class Batcher:
             error = self._late(call)
             call.outcome = error.of_request(now - call.arrived, 0, 0)
             self._statistics.request_failed("REJECTED", now - call.arrived)
-        if self._order is None:
-            self._let_go(expired)
-            return
-        # At once, also where answers keep an order: whatever runs before them may take long.
-        self._release(expired, in_order=False)
-        self._release(())
+        # Few at once, also where answers keep an order: whatever runs before them may take long.
+        self._leaving.process(expired)
+        if not self._leaving:
+            self._release(())
 
     def _late(self, call: Call) -> QueueTimeout:
         """The error of a request whose queue time has expired."""
