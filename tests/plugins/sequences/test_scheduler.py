@@ -26,7 +26,7 @@ from headrace.plugins.sequences.scheduler import LocalSequencePlan
 from headrace.scheduling.batch import Deferral, Instance, NotStarted, Part
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
-from tests.scheduling.fakes import FakeCall, FakeClock, FakeInstance, submitted
+from tests.scheduling.fakes import FakeCall, FakeClock, FakeInstance, ends_by_tick, submitted
 
 IDLE = 1_000_000
 CONTROLS = Controls(
@@ -453,6 +453,47 @@ def test_the_end_of_a_worker() -> None:
     world.sequences.resume(world.instances[0])
     world.run()
     assert further.values == [14]
+
+
+@pytest.mark.parametrize("how", ["its worker dies", "it is given up", "time is over"])
+def test_many_requests_that_wait_end_in_turns(how: str) -> None:
+    world = World(seats=1)
+    (instance,), sequences = world.instances, world.sequences
+    first = world.send(1, 1, "s")
+    late = how == "time is over"
+    if how == "its worker dies":
+        waiting = [world.send(x, 1) for x in range(1000, 1500)]
+    else:  # in the backlog, of one sequence or of many
+        waiting = [world.send(1000, 2, "s", timeout=50 * late)]
+        waiting += [world.send(x, 2 if late else x, "s" * (not late)) for x in range(1001, 1500)]
+    ended, told = ends_by_tick(world.clock, waiting), list[bool]()
+    world.clock.settle()
+    waiting[300].cancel()
+    waiting[0].then = waiting[400].cancel
+    world.batcher.when_drained(lambda: told.append(True))
+    error: type[ServerError] = QueueTimeout
+    if late:
+        world.clock.advance(50_000)
+        instance.finish()
+    else:
+        error = SequenceLost
+        sequences.suspend(instance)
+        sequences.lose(instance)
+        if how == "it is given up":
+            error = ModelNotReady
+            sequences.fail_waiting(ModelNotReady("gone"))
+        instance.report(WorkerDied("it died"))
+        waiting[450].cancel()
+        assert not told
+    again = world.send(2, 1, "s")
+    sequences.resume(instance)
+    world.run()
+    assert max(ended.values()) <= 100
+    silent = [300, 400] if late else [300, 400, 450]
+    assert [place for place, call in enumerate(waiting) if not call.calls] == silent
+    assert {type(found) for call in waiting for found in call.errors} == {error}
+    assert (first.calls, again.values, told) == (1, [4], [True])
+    assert (sequences.waiting, world.share.requests) == (0, 0)
 
 
 def test_the_next_worker_runs_no_requests_of_the_last() -> None:

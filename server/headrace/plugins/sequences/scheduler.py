@@ -6,17 +6,19 @@ the model has it is over when the model is done with it, which may be after its 
 must not overtake it.
 
 Owned by the event-loop thread. Decisions are carried out one after the other, by whoever caused the
-first of them: an answer may submit the next request, and so cause others.
+first of them: an answer may submit the next request, and so cause others. Of many requests that are
+refused together, some end in each turn of the event loop, and wait here until then.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.core.call import Call, Done, InferResponse, Owner, Stage
 from headrace.core.errors import InvalidRequest, QueueTimeout, SequenceLost, ServerError, WorkerDied
 from headrace.core.limits import ModelLoad
 from headrace.core.tensors import Tensor
+from headrace.core.turns import ENDED_AT_ONCE, TurnQueue
 from headrace.observability.statistics import SequenceSeries
 from headrace.placement.worker.conversation import Slot
 from headrace.plugins.sequences.controls import CarriedState, Controls
@@ -105,6 +107,9 @@ class LocalSequences:
         self._slots: dict[Instance, SlotInstance] = {}
         self._leaving: dict[object, list[tuple[Instance, Callable[[], None]]]] = {}
         self._decided: deque[Decision] = deque()
+        self._refused: TurnQueue[tuple[Turn, Why | ServerError]] = TurnQueue(
+            self._refuse, clock.soon
+        )
         self._acting = False
         self._delayed = False
         self._unnamed = 0  # sequences without an id so far
@@ -237,8 +242,7 @@ class LocalSequences:
 
     def fail_waiting(self, error: ServerError) -> bool:
         """Implements `InstanceScheduler.fail_waiting`."""
-        for turn in self.seats.waiting():
-            self._end(_mine(turn), error, "OTHER")
+        self._refused.process([(turn, error) for turn in self.seats.waiting()])
         return self._batcher.fail_waiting(error)
 
     def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
@@ -322,8 +326,11 @@ class LocalSequences:
 
     # --- what was decided
 
-    def _act(self, decided: Iterable[Decision]) -> None:
+    def _act(self, decided: Sequence[Decision]) -> None:
         """Carry decisions out, behind those that are being carried out."""
+        if len(decided) > ENDED_AT_ONCE:
+            self._refused.extend(one for one in decided if isinstance(one, Refuse))
+            decided = [one for one in decided if not isinstance(one, Refuse)]
         self._decided.extend(decided)
         if self._acting:
             return
@@ -333,10 +340,8 @@ class LocalSequences:
                 match self._decided.popleft():
                     case Begin(turn):
                         self._begin_next(_mine(turn))
-                    case Refuse(turn, why):
-                        mine = _mine(turn)
-                        reason = "REJECTED" if why is Why.EXPIRED else "OTHER"
-                        self._end(mine, self._error(mine, why), reason)
+                    case Refuse() as refused:
+                        self._refuse(refused)
                     case Vacate(instance):
                         for left, removed in self._leaving.pop(instance, ()):
                             self._batcher.remove_instance(self._slots.pop(left), removed)
@@ -378,6 +383,12 @@ class LocalSequences:
         call.arrived = turn.arrived  # the wait for its turn is time in the queue
         if turn.waits:
             self._wait(turn, False)
+
+    def _refuse(self, refused: tuple[Turn, Why | ServerError]) -> None:
+        """End a request that was not run."""
+        turn, why = _mine(refused[0]), refused[1]
+        reason = "REJECTED" if why is Why.EXPIRED else "OTHER"
+        self._end(turn, self._error(turn, why) if isinstance(why, Why) else why, reason)
 
     def _end(self, turn: "_CallTurn", error: ServerError, reason: str) -> None:
         """End a request that the batcher has not had, or has refused."""
