@@ -1,6 +1,7 @@
 """The stage of a version with a cache, before a real scheduler on a manual clock."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -9,17 +10,29 @@ import pytest
 
 from headrace.core.cache_options import CacheOptions
 from headrace.core.call import Call, CallOptions, Stage
+from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, QueueFull
 from headrace.core.limits import ModelLoad, Payer
-from headrace.core.tensors import Array
+from headrace.core.tensors import Array, Tensor
 from headrace.engine.caching import CachedParts
 from headrace.engine.chain import StageModel
 from headrace.engine.workbench import LARGE, Workbench
 from headrace.observability.statistics import CacheCounts
+from headrace.plugins.cache.answers import packed
 from headrace.plugins.cache.flights import SharedCache
 from headrace.repository.model_files import Content
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy
-from tests.scheduling.fakes import POISON, Bench, FakeCall, Model, double, request, signature
+from tests.scheduling.fakes import (
+    POISON,
+    Bench,
+    FakeCall,
+    Model,
+    double,
+    ends_by_tick,
+    part,
+    request,
+    signature,
+)
 
 MS = 1_000_000
 
@@ -401,6 +414,82 @@ def test_counters_of_waiting_and_found_requests() -> None:
     assert (bench.counts.hits.count, bench.counts.hits.ns) == (2, MS)
     assert sum(statistics.request_histogram.counts) == 3
     assert sum(statistics.queue_histogram.counts) == 1
+
+
+# --- thousands of equal requests
+
+
+@pytest.mark.parametrize("how", ["a run", "a run that gives responses", "elsewhere"])
+def test_many_equal_requests_are_answered_in_turns(how: str) -> None:
+    bench = CacheBench()
+    remote = Remote()
+    if how == "elsewhere":
+        bench.version.redis = remote  # type: ignore[assignment]
+    calls = [bench.ask(str(number), 1) for number in range(500)]
+    answered, told = ends_by_tick(bench.clock, calls), bench.drained()
+    bench.clock.tick()
+    calls[100].cancel()
+    calls[0].then = calls[400].cancel
+    bench.clock.advance(5)
+    if how == "a run":
+        bench.instances[0].finish()
+    elif how == "elsewhere":
+        remote.answer(packed("3", 1, {}, [Tensor("y", Datatype.INT64, np.array([[2]]))]))
+    else:
+        bench.instances[0].report(parts=[part(2)])
+    calls[450].cancel()
+    bench.version.close()  # no request needs it any more, but for its answer
+    assert not told
+    bench.clock.settle()
+    assert max(answered.values()) <= 100
+    assert [place for place, call in enumerate(calls) if not call.calls] == [100, 400, 450]
+    assert {value for call in calls if call.calls for value in call.values} == {2}
+    assert (told, bench.load.requests) == ([True], 0)
+    assert bench.statistics.failures["CANCELED"] == 3
+    assert bench.statistics.success_count == 497
+
+
+def test_many_equal_requests_are_apart_from_the_arrays_of_the_first_ones_caller() -> None:
+    bench = CacheBench()
+    calls = [bench.ask(str(number), 1) for number in range(500)]
+    bench.clock.tick()
+    bench.instances[0].finish()
+    np.asarray(calls[0].responses[0].outputs[0].array)[:] = 9
+    bench.clock.settle()
+    assert {value for call in calls[100:] for value in call.values} == {2}
+
+
+@pytest.mark.parametrize("how", ["the run fails", "no run is possible"])
+def test_many_equal_requests_without_an_answer_go_on_in_turns(how: str) -> None:
+    bench = CacheBench()
+    remote, submitted = Remote(), Counter[int]()
+
+    def submit(call: Call) -> None:
+        submitted[bench.clock.ticks] += 1
+        if how == "no run is possible":
+            raise Overloaded("full")
+        bench.batcher.submit(call)
+
+    bench.version.redis = remote  # type: ignore[assignment]
+    bench.stage = bench.version.stage(bench.version.parts, submit)
+    calls = [bench.ask(str(number), POISON) for number in range(500)]
+    refused, told = ends_by_tick(bench.clock, calls), bench.drained()
+    calls[100].cancel()
+    remote.answer(None)
+    bench.clock.tick()
+    if how == "the run fails":
+        bench.instances[0].finish()
+    calls[450].cancel()
+    assert not told
+    bench.finish_all()
+    assert max(submitted.values()) <= 100
+    assert [place for place, call in enumerate(calls) if not call.calls] == [100, 450]
+    if how == "no run is possible":
+        assert max(refused.values()) <= 100
+        assert {type(error) for call in calls for error in call.errors} == {Overloaded}
+    assert refused.total() == 498
+    assert (told, bench.load.requests) == ([True], 0)
+    assert (bench.version.flights, bench.version.waiting) == ({}, {})
 
 
 # --- large requests and answers, on threads

@@ -5,10 +5,11 @@ a flight, which looks for the answer on Redis, if there is one, and then runs th
 its own. Equal calls that come meanwhile join the flight; those with a priority or a timeout have
 flights of their own, since their wait would be another's. If the run fails, its error goes to the
 call that it was for: the others pass on, each for itself, and nothing is kept. A flight that nobody
-waits for any more is cancelled.
+waits for any more is cancelled. Of the many calls of a flight that has ended, some are answered, or
+passed on, in each turn of the event loop.
 
 Owned by the event-loop thread. Invariant: a flight is in `CachedVersion.flights` from its beginning
-until its calls are answered, or passed on, unless its call may share it with nobody.
+until its first calls are answered, or passed on, unless its call may share it with nobody.
 """
 
 import logging
@@ -34,6 +35,7 @@ from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.limits import Payer, uncharged
 from headrace.core.tensors import new_tensor
 from headrace.core.texts import shown
+from headrace.core.turns import ENDED_AT_ONCE, TurnQueue
 from headrace.engine.caching import OPT_OUT, CachedParts
 from headrace.engine.chain import StageModel
 from headrace.engine.workbench import LARGE, Expected, Job, refuse
@@ -103,11 +105,12 @@ _REDIS_FAILURES: Family[RedisAnswers] = Family(
 class CachedVersion(Owner):
     """The answers of one version; a `headrace.engine.caching.VersionCache`.
 
-    The owner of the calls that wait for one: in `waiting`, by their flight, or in `_found` until
-    the end of the tick.
+    The owner of the calls that wait for one: in `waiting`, by their flight, in `_found` until the
+    end of the tick, or in `_landed`, after their flight.
     """
 
     parts: CachedParts  # set by `stage`
+    _landed: TurnQueue[tuple[Call, Callable[[Call], None]]]
 
     def __init__(
         self, model: str, keys: Keys, answers: KeptAnswers, redis: RedisAnswers | None,
@@ -125,6 +128,7 @@ class CachedVersion(Owner):
     def stage(self, parts: CachedParts, submit: Submit) -> Submit:
         """Implements `headrace.engine.caching.VersionCache.stage`."""
         self.parts = parts
+        self._landed = TurnQueue(self._let_go, parts.clock.soon)
         if not self._composed:
             self.headers = parts.headers
         return partial(self._look, submit)
@@ -147,6 +151,29 @@ class CachedVersion(Owner):
         """Implements `Owner.cancel`."""
         if (flight := self.waiting.pop(call, None)) is not None:
             flight.leave(call)
+
+    def let_go_later(self, calls: Sequence[Call], answer: Callable[[Call], None]) -> None:
+        """Answer calls in later turns of the event loop; the scheduler expects them until then."""
+        self.parts.expect(len(calls))
+        self._landed.extend((call, answer) for call in calls)
+
+    def _let_go(self, landed: tuple[Call, Callable[[Call], None]]) -> None:
+        call, answer = landed
+        if call.owner is self:
+            deliver(call, answer, call)
+        else:
+            self.count_cancelled(call)
+        self.parts.expect(-1)
+
+    def hit(self, found: FoundAnswer, call: Call) -> None:
+        """Answer and count a call whose answer was found without a search of its own."""
+        now = self.parts.clock.now()
+        self.parts.statistics.cache_hit(call.arrived, now, now)
+        found.deliver(call)
+
+    def count_cancelled(self, call: Call) -> None:
+        """Count a call that was cancelled while it waited."""
+        self.parts.statistics.request_failed("CANCELED", self.parts.clock.now() - call.arrived)
 
     def _drop(self) -> None:
         if self.answers.drop(self._keys.prefix, _AT_ONCE):
@@ -210,7 +237,7 @@ class CachedVersion(Owner):
         made: dict[int, FoundAnswer] = {}  # by the answer, of which most have the same
         for call, answer in found:
             if call.owner is not self:
-                statistics.request_failed("CANCELED", now() - call.arrived)
+                self.count_cancelled(call)
                 continue
             batch = made.get(id(answer))
             if batch is None:
@@ -295,7 +322,7 @@ class Flight(Call):
         parts, running, first = self._cache.parts, self._running, next(iter(self.calls))
         del self.calls[call]
         if self.calls or not running:
-            parts.statistics.request_failed("CANCELED", parts.clock.now() - call.arrived)
+            self._cache.count_cancelled(call)
         if self.calls:
             if call is first:  # the run is the next one's
                 call = next(iter(self.calls))
@@ -323,14 +350,28 @@ class Flight(Call):
             cache.parts.load.release(call.nbytes)
         return calls
 
-    def _taken(self) -> Iterator[tuple[int, Call]]:
-        """Take the calls as `end`, but for those that the answer to an earlier one cancels."""
-        cache, parts = self._cache, self._cache.parts
-        for place, call in enumerate(self.end()):
+    def _taken(self, later: Callable[[], Callable[[Call], None]]) -> Iterator[tuple[int, Call]]:
+        """Take the first calls as `end`, but for those that the answer to an earlier one cancels.
+
+        `later` makes what answers the others, in later turns of the event loop.
+        """
+        cache, calls = self._cache, self.end()
+        if len(calls) > ENDED_AT_ONCE:
+            cache.let_go_later(calls[ENDED_AT_ONCE:], later())
+            del calls[ENDED_AT_ONCE:]
+        for place, call in enumerate(calls):
             if call.owner is cache:
                 yield place, call
             else:
-                parts.statistics.request_failed("CANCELED", parts.clock.now() - call.arrived)
+                cache.count_cancelled(call)
+
+    def _hit(self, answer: bytes) -> Callable[[Call], None]:
+        """The callback that answers calls later, like those that find the answer.
+
+        Callers in this process may write to the arrays of the run by then.
+        """
+        cache = self._cache
+        return partial(cache.hit, FoundAnswer(answer, self.asked, cache.parts.clock.now()))
 
     # --- from Redis
 
@@ -343,14 +384,14 @@ class Flight(Call):
                 cache.answers.put(self._key, answer)
             now = parts.clock.now()
             found = FoundAnswer(answer, self.asked, now)
-            for _, call in self._taken():
+            for _, call in self._taken(partial(self._hit, answer)):
                 deliver(call, found.deliver, call)
                 parts.statistics.cache_hit(call.arrived, call.arrived, now)
         else:
             try:
                 self._run()
             except Exception as error:
-                for _, call in self._taken():
+                for _, call in self._taken(partial(partial, refuse, error=error)):
                     deliver(call, refuse, call, error)
         parts.expect(-1)
 
@@ -373,8 +414,9 @@ class Flight(Call):
         if nbytes > _COPIED_HERE:
             self.respond(batch.response(self), True)
             return
-        self._keep(packed(batch.version, self.rows, {}, outputs))
-        for place, call in self._taken():
+        answer = packed(batch.version, self.rows, {}, outputs)
+        self._keep(answer)
+        for place, call in self._taken(partial(self._hit, answer)):
             call.first = self.first
             if place:
                 self._note(call, batch.started)
@@ -407,16 +449,20 @@ class Flight(Call):
             self._keep(answer)
         elif not isinstance(problem, ServerError):
             log.error("bug while an answer was copied for the cache", exc_info=problem)
-        started = 0
-        for place, call in self._taken():
-            started = started or call.arrived + response.timing.queue_ns
+        first = next(iter(self.calls))
+        started = first.arrived + response.timing.queue_ns
+
+        def give(call: Call) -> None:
+            if call is not first:
+                self._note(call, started)
             own = replace(
                 response, id=call.id, outputs=list(response.outputs),
                 parameters=dict(response.parameters),
             )  # fmt: skip
-            if place:
-                self._note(call, started)
-            deliver(call, call.pass_response, own, True)
+            call.pass_response(own, True)
+
+        for _, call in self._taken(lambda: give if answer is None else self._hit(answer)):
+            deliver(call, give, call)
         if self._work is not None:
             self._work = None
             self._cache.parts.expect(-1)
@@ -426,7 +472,7 @@ class Flight(Call):
 
         Also if that has been cancelled: the failure may be that of its deadline.
         """
-        for _, call in self._taken():
+        for _, call in self._taken(lambda: self._pass_on):
             if call is self.asked:
                 call.started = self.started
                 deliver(call, call.pass_end, error)
