@@ -18,7 +18,7 @@ from headrace.core.errors import (
 )
 from headrace.scheduling.sequences import SequenceQueue, SequenceRules, SequenceTable
 from headrace.scheduling.upstreams import Pin
-from tests.scheduling.fakes import FakeCall, FakeClock, submitted
+from tests.scheduling.fakes import FakeCall, FakeClock, ends_by_tick, submitted
 
 IDLE = 1_000
 
@@ -102,6 +102,7 @@ class World:
         self.queue = SequenceQueue(
             "m", self.table, SequenceRules(IDLE, **rules), most_starts,
             self.scheduler, lambda reason, waited: self.failed.append((reason, waited)),
+            self.clock.soon,
         )  # fmt: skip
 
     def send(self, name: str, id: int | str, kind: str = "") -> tuple[Call, FakeCall]:
@@ -157,6 +158,37 @@ def test_a_sequence_is_lost_with_its_server() -> None:
     world.scheduler.answer()
     world.send("e", 1)
     assert world.scheduler.targets == [None, None, world.scheduler.here]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_many_requests_of_a_lost_sequence_end_in_turns(again: bool) -> None:
+    world = World()
+    world.send("a", 1, "s")
+    calls = [
+        world.send(str(number), 1, "s" * (again and number == 420))[1] for number in range(500)
+    ]
+    ended = ends_by_tick(world.clock, calls)
+    calls[300].cancel()
+    calls[0].then = calls[1].cancel
+    world.scheduler.here.usable = False
+    world.scheduler.answer()
+    waiting = [call for call in calls if not call.calls and call not in (calls[1], calls[300])]
+    waiting[0].cancel()  # the next one
+    late = world.send("late", 1)[1]
+    assert world.queue.waiting == world.scheduler.expected > 400
+    world.clock.settle()
+    assert max(ended.values()) <= 100
+    silent = {1, 300, calls.index(waiting[0]), *(range(420, 500) if again else ())}
+    assert {place for place, call in enumerate(calls) if not call.calls} == silent
+    assert {type(error) for call in calls for error in call.errors} == {RemoteLost}
+    if not again:
+        assert (late.calls, world.queue.waiting, world.scheduler.expected) == (1, 0, 0)
+        return
+    world.scheduler.here.usable = True
+    while world.scheduler.got:
+        world.scheduler.answer()
+    assert [call.calls for call in (*calls[420:], late)] == [1] * 81
+    assert (world.queue.waiting, world.scheduler.expected) == (0, 0)
 
 
 def test_the_instance_learns_of_the_sequence() -> None:

@@ -11,7 +11,8 @@ are let through at a time.
 
 Owned by the event-loop thread. Invariants: a sequence has a line exactly while it has a request
 here, otherwise it rests in the table. The first of a line is with the scheduler or among the
-waiting starts; all others of the line wait.
+waiting starts, or the line is failing, some requests in each turn of the event loop; all others of
+the line wait.
 """
 
 from collections import OrderedDict
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 
 from headrace.core.call import Call, Owner, Parameter, Stage
 from headrace.core.errors import InvalidRequest, RemoteLost, ServerError, Unavailable
+from headrace.core.turns import ENDED_AT_ONCE
 from headrace.observability.statistics import SequenceSeries
 from headrace.scheduling.scheduler import Scheduler
 from headrace.scheduling.upstreams import Holder, Pin, Way, way
@@ -145,10 +147,12 @@ class SequenceQueue:
         most_starts: int,
         scheduler: Scheduler,
         failed: Callable[[str, int], None],
+        soon: Callable[..., object],
     ) -> None:
         """`failed` is `VersionStatistics.request_failed`, for requests that waited here in vain.
 
-        The number of first requests at the scheduler is limited.
+        `soon` runs a callback in the next turn of the event loop. The number of first requests at
+        the scheduler is limited.
         """
         self.waiting = 0
         self._model = model
@@ -157,7 +161,9 @@ class SequenceQueue:
         self._most_starts = most_starts
         self._scheduler = scheduler
         self._failed = failed
+        self._soon = soon
         self._lines: dict[Id, OrderedDict[_Turn, None]] = {}
+        self._failing: set[Id] = set()  # of lines whose next turn is scheduled
         self._starts = 0  # first requests at the scheduler
         self._waiting_starts: OrderedDict[_Turn, None] = OrderedDict()
 
@@ -209,7 +215,7 @@ class SequenceQueue:
         line = self._lines[id]
         was_first = next(iter(line)) is turn
         del line[turn]
-        if was_first:
+        if was_first and id not in self._failing:
             self._advance(id, line)
         while self._waiting_starts and self._starts < self._most_starts:
             start, _ = self._waiting_starts.popitem(last=False)
@@ -222,7 +228,10 @@ class SequenceQueue:
 
     def _advance(self, id: Id, line: "OrderedDict[_Turn, None]") -> None:
         """Begin the first request of a line, or end the line if none can begin."""
-        while line:
+        self._failing.discard(id)
+        left = ENDED_AT_ONCE
+        while line and left:
+            left -= 1
             turn = next(iter(line))
             try:
                 self._begin(turn)
@@ -234,6 +243,10 @@ class SequenceQueue:
                 del line[turn]
             else:
                 return
+        if line:
+            self._failing.add(id)
+            self._soon(self._advance, id, line)
+            return
         del self._lines[id]
         self._table.rest(id)
 

@@ -133,7 +133,8 @@ class UpstreamPool(Placement):
         if rules is None or table is None:
             return None
         starts = max(len(self._instances) // 2, 1)
-        return SequenceQueue(self._label, table, rules, starts, scheduler, failed)
+        soon = self._loop.call_soon
+        return SequenceQueue(self._label, table, rules, starts, scheduler, failed, soon)
 
     def next(self, tried: Set[Upstream]) -> Upstream | None:
         """The upstream for the next call, other than those `tried`; None if there is none."""
