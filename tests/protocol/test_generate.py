@@ -126,6 +126,16 @@ def test_members_unknown_to_the_model_are_refused(member: dict[str, object], tex
     assert len(str(caught.value)) < 250
 
 
+@pytest.mark.parametrize("columns", [10, 1000])
+def test_names_of_a_wide_table_are_not_compared_with_an_unknown_one(columns: int) -> None:
+    """Each comparison takes long, on the event loop: up to a few dozen are made."""
+    inputs = [TensorSpec(f"column {number}", Datatype.FP64, (1,)) for number in range(columns)]
+    wide = Signature("wide", 0, tuple(inputs), (), parameters=frozenset())
+    with pytest.raises(InvalidRequest, match="unknown member 'colum 7' for") as caught:
+        decode({"colum 7": 1}, wide)
+    assert ("did you mean 'column 7'?" in str(caught.value)) is (columns == 10)
+
+
 def test_server_members_and_model_inputs() -> None:
     document = {"id": "seven", "priority": 1, "headrace_timing": True, "user": "ada"}
     request = decode({"width": 2, **document}, BOX)
