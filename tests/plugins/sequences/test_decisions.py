@@ -168,6 +168,30 @@ def test_all_of_the_backlog_ends() -> None:
     assert world.do("@9") == ""
 
 
+@pytest.mark.parametrize("seats", [0, 1])
+def test_a_cancelled_request_is_not_searched_among_the_others(seats: int) -> None:
+    """Thousands may be cancelled together, with the connection of their client."""
+    compared = []
+
+    class CountedTurn(Turn):
+        def __eq__(self, other: object) -> bool:
+            compared.append(other)
+            return self is other
+
+        __hash__ = Turn.__hash__
+
+    table = SequenceSeats(seats, IDLE)
+    table.open("A")
+    turns = [CountedTurn(number == 0, False) for number in range(1000)]
+    for turn in turns:
+        table.arrive(1, turn, 0)
+    for turn in reversed(turns[1:]):
+        assert table.over(turn, 0, ran=False) == []
+    assert len(compared) <= len(turns)
+    assert table.over(turns[0], 0, ran=True) == []
+    assert (table.seated, table.backlog, table.backlog_requests) == (seats, 0, 0)
+
+
 def test_counts() -> None:
     world = World(seats=2)
     for event in ("a 1 se", "b 2 s", "c 3 s <9", "d 4 s", "b2 2 s"):

@@ -18,10 +18,11 @@ idle, and then no request waits.
 """
 
 import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import dropwhile
 from typing import NamedTuple, TypeAlias
 
 Id: TypeAlias = int | str
@@ -70,7 +71,7 @@ class LiveSequence:
         self.id = id
         self.seat: Seat | None = None
         self.current: Turn | None = None
-        self.turns: deque[Turn] = deque()
+        self.turns: OrderedDict[Turn, None] = OrderedDict()
         self.closed = False
         self.gone = False
         self.expires = 0
@@ -224,11 +225,11 @@ class SequenceSeats:
             del self._by_id[id]
             sequence.closed = True
         if sequence.seat is None:
-            sequence.turns.append(turn)
+            sequence.turns[turn] = None
             self._bound(sequence, turn.expires)
             return []
         if sequence.current is not None:
-            sequence.turns.append(turn)
+            sequence.turns[turn] = None
             return []
         self._idle.pop(sequence, None)
         sequence.current = turn
@@ -241,17 +242,18 @@ class SequenceSeats:
             return []
         decided: list[Decision] = []
         behind: Iterable[Turn] = sequence.turns
+        # Thousands may be cancelled together: only the end of a start looks at the others.
         if turn is sequence.current:
             sequence.current = None
         elif turn in sequence.turns:
-            place = sequence.turns.index(turn)
-            behind = list(sequence.turns)[place + 1 :]
-            del sequence.turns[place]
+            if turn.start:
+                behind = list(dropwhile(lambda one: one is not turn, sequence.turns))[1:]
+            del sequence.turns[turn]
         else:
             return []  # refused by this
         if turn.start and not ran:
             decided += self._orphans(sequence, behind)
-        return decided + self._go_on(sequence, now)
+        return decided + self._go_on(sequence, turn, now)
 
     def expire(self, now: int) -> list[Decision]:
         """End the sequences that have been idle, or have waited for a seat, for too long."""
@@ -315,26 +317,27 @@ class SequenceSeats:
                 break
             orphans.append(turn)
         for turn in orphans:
-            sequence.turns.remove(turn)
+            del sequence.turns[turn]
         if not (started or sequence.closed):
             del self._by_id[sequence.id]
             sequence.closed = True
         return (Refuse(turn, Why.UNSTARTED) for turn in orphans)
 
-    def _go_on(self, sequence: LiveSequence, now: int) -> list[Decision]:
-        """Begin the next request, or let the sequence be idle, or end it."""
+    def _go_on(self, sequence: LiveSequence, last: Turn, now: int) -> list[Decision]:
+        """Begin the next request after the `last`, or let the sequence be idle, or end it."""
         if sequence.seat is None:
             if not sequence.turns:
                 del self._backlog[sequence]
                 self._drop(sequence, Ends.UNSTARTED)
-            sequence.expires = 0
-            for turn in sequence.turns:
-                self._bound(sequence, turn.expires)
+            if sequence.expires and (last.start or last.expires == sequence.expires):
+                sequence.expires = 0
+                for turn in sequence.turns:
+                    self._bound(sequence, turn.expires)
             return []
         if sequence.current is not None:
             return []
         if sequence.turns:
-            sequence.current = sequence.turns.popleft()
+            sequence.current = sequence.turns.popitem(last=False)[0]
             return [Begin(sequence.current)]
         if sequence.closed:
             return self._leave(sequence, Ends.END)
@@ -365,7 +368,7 @@ class SequenceSeats:
         self.ended[how] += 1
         sequence.gone = True
         sequence.seat = None
-        sequence.turns = deque()
+        sequence.turns = OrderedDict()
         self._idle.pop(sequence, None)
         if self._by_id.get(sequence.id) is sequence:
             del self._by_id[sequence.id]
@@ -376,7 +379,7 @@ class SequenceSeats:
         while self._free and self._backlog:
             sequence, _ = self._backlog.popitem(last=False)
             self._sit(sequence, heapq.heappop(self._free))
-            sequence.current = sequence.turns.popleft()
+            sequence.current = sequence.turns.popitem(last=False)[0]
             decided.append(Begin(sequence.current))
         return decided
 
