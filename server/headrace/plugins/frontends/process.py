@@ -81,11 +81,39 @@ from headrace.protocol.v2_json import error_body
 log = logging.getLogger(__name__)
 
 _NUMBERS = 2**32
+_HANDED_ON_SIZE = 5 << 10  # bytes of a call that was handed on, in both processes
 # Yields the next piece of a request's body, and a flag for the last one.
 Pieces: TypeAlias = Callable[[], Awaitable[tuple[bytes, bool]]]
-# Receives a call's answer as meta and rest, an error, or None if the engine requests the next piece
-# of its body.
-_Waiting: TypeAlias = asyncio.Queue[tuple[bytes, bytes] | ServerError | None]
+# A call's answer as meta and rest, an error, or None if the engine requests the next piece of its
+# body.
+_Said: TypeAlias = tuple[bytes, bytes] | ServerError | None
+
+
+class HandedOn:
+    """A call that was handed on to the engine, which says what it wants, or the answer.
+
+    A queue would do, but takes 3 KB; what is said before the last was heard replaces it.
+    """
+
+    __slots__ = ("_loop", "_next")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._next: asyncio.Future[_Said] = loop.create_future()
+
+    def say(self, said: _Said) -> None:
+        """Pass on what the engine says."""
+        if self._next.done():
+            self._next = self._loop.create_future()
+        self._next.set_result(said)
+
+    async def hear(self) -> _Said:
+        """Wait for what the engine says next."""
+        heard = self._next
+        said = await heard
+        if heard is self._next:
+            self._next = self._loop.create_future()
+        return said
 
 
 class RemoteTarget:
@@ -165,7 +193,7 @@ class EngineSession:
         self.on_rules: Callable[[HeaderRules, HeaderRules], object] | None = None
         self._writer = RequestWriter()
         self._reader = LinkResponseReader()
-        self._under_way: dict[int, RemoteTarget | _Waiting] = {}
+        self._under_way: dict[int, RemoteTarget | HandedOn] = {}
         self._number = 0
         self._requests = self._bytes = 0  # of the requests in `_under_way`
         self._held = Held()  # as last reported
@@ -229,15 +257,16 @@ class EngineSession:
         Raises `ServerError`, and whatever `pieces` raises.
         """
         number = self._next()
-        waiting: _Waiting = asyncio.Queue()
-        self._under_way[number] = waiting
+        waiting = self._under_way[number] = HandedOn(self._loop)
+        self._admission.count(_HANDED_ON_SIZE)
         self._channel.send_parts(LinkKind.CALL, 0, number, orjson.dumps(head), [body])
         try:
-            while (answer := await waiting.get()) is None:
+            while (answer := await waiting.hear()) is None:
                 piece, last = (b"", True) if pieces is None else await pieces()
                 flags = Flag.FINAL if last else 0
                 self._channel.send_parts(LinkKind.BODY, flags, number, b"", [piece])
         finally:
+            self._admission.count(-_HANDED_ON_SIZE)
             self.cancel(number)  # its answer is no longer awaited
         if isinstance(answer, ServerError):
             try:
@@ -286,7 +315,7 @@ class EngineSession:
         """Count bytes that exist twice while they are copied."""
         self._admission.count(nbytes)
 
-    def _pop(self, number: int) -> "RemoteTarget | _Waiting | None":
+    def _pop(self, number: int) -> "RemoteTarget | HandedOn | None":
         found = self._under_way.pop(number, None)
         if type(found) is RemoteTarget and found.handed:
             self._requests -= 1
@@ -312,12 +341,12 @@ class EngineSession:
             self._fail(header, meta, rest)
         elif header.kind is LinkKind.ANSWER:
             waiting = self._pop(header.number)
-            if isinstance(waiting, asyncio.Queue):
-                waiting.put_nowait((meta, bytes(rest)))
+            if isinstance(waiting, HandedOn):
+                waiting.say((meta, bytes(rest)))
         elif header.kind is LinkKind.MORE:
             waiting = self._under_way.get(header.number)
-            if isinstance(waiting, asyncio.Queue):
-                waiting.put_nowait(None)
+            if isinstance(waiting, HandedOn):
+                waiting.say(None)
         elif header.kind is LinkKind.DECOUPLED:
             target = self._under_way.get(header.number)
             if isinstance(target, RemoteTarget):
@@ -388,8 +417,8 @@ class EngineSession:
         found, version = read_error(meta, bytes(rest))
         error: ServerError = found or ExecutionFailed(INTERNAL_TEXT)
         waiting = self._pop(header.number)
-        if isinstance(waiting, asyncio.Queue):
-            waiting.put_nowait(error)
+        if isinstance(waiting, HandedOn):
+            waiting.say(error)
         elif waiting is not None and waiting.call is not None:
             waiting.name = version or waiting.name
             call, waiting.call = waiting.call, None

@@ -69,6 +69,8 @@ class ForwardedCall:
     The front end sends the body of an HTTP request in pieces, each when it is asked for.
     """
 
+    __slots__ = ("_host", "_more", "_number", "_piece", "_task", "_told")
+
     def __init__(self, host: "FrontEndSession", number: int, head: dict[str, Any], body: Buffer):
         """`number` is the call's on the link; a large message stays where it was received."""
         self._host = host
