@@ -197,6 +197,30 @@ async def test_a_load_goes_on_without_its_client(world: World) -> None:
     assert await world.ask("m") == 1
 
 
+async def test_loads_without_their_clients_keep_no_tasks(world: World) -> None:
+    world.write("m", "1")
+    world.backend.load_now.clear()
+    asked = [asyncio.ensure_future(world.control.load("m")) for _ in range(200)]
+    await until(lambda: world.backend.begun == ["1"])
+    for request in asked:
+        request.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert len(asyncio.all_tasks()) < 20
+    world.backend.load_now.set()
+    await until(lambda: world.engine.model_ready("m"))
+
+
+async def test_equal_loads_that_fail_leave_the_configuration_before(world: World) -> None:
+    world.write("m", "1")
+    await world.control.load("m", LoadParameters('{"max_batch_size": 2}'))
+    wrong = LoadParameters('{"max_batch_size": -1}')
+    asked = [world.control.load("m", wrong) for _ in range(3)]
+    for found in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(found, ModelLoadFailed)
+    await world.control.load("m")
+    assert world.engine.find_version("m").config.max_batch_size == 2
+
+
 async def test_a_load_that_fails_without_its_client_is_logged_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

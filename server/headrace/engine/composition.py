@@ -178,7 +178,7 @@ class Composition:
     async def _bring(self, name: str, user: str) -> None:
         """Wait for a model that is being loaded, or load it; raises `LoadFailed`."""
         while (model := self._models.get(name)) is not None and model.loading is not None:
-            await asyncio.wait({model.loading})
+            await asyncio.wait({model.loading.wait()})
         if model is not None and model.newest() is not None:
             return
         try:

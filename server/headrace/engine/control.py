@@ -143,6 +143,8 @@ class Control:
         self._threads = Threads(_READERS, "read repositories")
         self._names: asyncio.Task[Mapping[str, str]] | None = None
         self._locks = WeakValueDictionary[str, asyncio.Lock]()  # of models with requests
+        self._stopped = False
+        self._waiting: set[asyncio.Future[str]] = set()  # for loads
         self._tasks: set[asyncio.Task[Any]] = set()  # kept alive, even if no one waits for them
         self._handed: dict[str, _State] = {}  # states of the models being loaded
         # Configurations from requests, and the states of the directories that they were given for.
@@ -187,7 +189,7 @@ class Control:
         self.check(name)
         if not waiter:
             self._composition.asked_for(name)
-            await self._see_through(self._load(name, parameters))
+            await self._load(name, parameters)
             return
         if way := self._way(name, waiter):
             raise ModelLoadFailed(
@@ -197,7 +199,7 @@ class Control:
         waits = self._waits.setdefault(waiter, [])
         waits.append(name)
         try:
-            await self._see_through(self._load(name, parameters))
+            await self._load(name, parameters)
         finally:
             waits.remove(name)
             if not waits:
@@ -211,7 +213,7 @@ class Control:
         """
         self.check(name)
         fetched = self._composition.fetched_for(name) if unload_dependents else []
-        await self._see_through(self._unload(name))
+        await self._in_turn(name, self._unload)
         for other in fetched:
             await self.unload(other, unload_dependents)
 
@@ -252,9 +254,10 @@ class Control:
 
     def stop(self) -> None:
         """Start nothing more; waiters get an error, since started loads are abandoned."""
+        self._stopped = True
         self._threads.stop()
-        for task in self._tasks:
-            task.cancel()
+        for waiting in (*self._tasks, *self._waiting):
+            waiting.cancel()
 
     def close(self) -> None:
         """Close the stores, and remove the uploaded files, even if still in use."""
@@ -296,29 +299,39 @@ class Control:
         return next(([name, *way] for way in ways if way), [])
 
     async def _load(self, name: str, parameters: LoadParameters) -> None:
-        async with self._turn(name):
-            source, state = await self._read(name, parameters)
-            model = self._models.get(name)
-            under_way = model is not None and model.loading is not None and not model.unloaded
-            if model is not None and under_way and self._handed.get(name) == state:
-                assert model.loading is not None
-                loading: asyncio.Future[str] = asyncio.shield(model.loading)
-            else:
-                self._admit(source)
-                self._handed[name] = state
-                loading = self._lifecycle.load(source)
-            uploaded = source.lease if source.uploaded else None
-            before, kept = self._kept.pop(name, None), None
-            if source.override is not None and uploaded is None:
-                self._kept[name] = kept = state[0], source.override
-            del source, state  # they refer to its files
-        model = self._models[name]
+        loading = await self._in_turn(name, lambda name: self._begin(name, parameters))
+        self._waiting.add(loading)
+        loading.add_done_callback(self._waiting.discard)
         try:
             problem = await loading
-        finally:
+        except asyncio.CancelledError:
+            if self._stopped:
+                raise Unavailable(EXITING) from None
+            raise
+        if problem:
+            raise self._failure(self._models[name], problem)
+
+    async def _begin(self, name: str, parameters: LoadParameters) -> "asyncio.Future[str]":
+        """Begin a load, or join an equal one; the result is a future for the reason of failure."""
+        source, state = await self._read(name, parameters)
+        model = self._models.get(name)
+        under_way = None if model is None or model.unloaded else model.loading
+        if under_way is not None and self._handed.get(name) == state:
+            return under_way.wait()
+        self._admit(source)
+        self._handed[name] = state
+        loading = self._lifecycle.load(source)
+        uploaded = source.lease if source.uploaded else None
+        before, kept = self._kept.pop(name, None), None
+        if source.override is not None and uploaded is None:
+            self._kept[name] = kept = state[0], source.override
+        model = self._models[name]
+
+        def ended(loading: "asyncio.Future[str]") -> None:  # whoever still waits for it
             if model.loading is None:
                 self._handed.pop(name, None)
-        if problem:
+            if loading.cancelled() or not loading.result():
+                return
             if self._kept.get(name) is kept and not model.unloaded:  # the serving versions stay
                 self._kept.pop(name, None)
                 if before is not None:
@@ -327,15 +340,16 @@ class Control:
                 uploaded.release()  # even if the error still refers to the load
                 if model.source.lease is uploaded:
                     model.source = _without_files(model.source)
-            raise self._failure(model, problem)
+
+        loading.add_done_callback(ended)
+        return asyncio.shield(loading)
 
     async def _unload(self, name: str) -> None:
-        async with self._turn(name):
-            self._kept.pop(name, None)
-            self._lifecycle.unload(name)
-            if (model := self._models.get(name)) is not None:
-                log.info("unloading %s: a client asks for it", name, extra={"model": name})
-                model.source = _without_files(model.source)  # its versions still refer to them
+        self._kept.pop(name, None)
+        self._lifecycle.unload(name)
+        if (model := self._models.get(name)) is not None:
+            log.info("unloading %s: a client asks for it", name, extra={"model": name})
+            model.source = _without_files(model.source)  # its versions still refer to them
 
     async def _read(self, name: str, parameters: LoadParameters) -> tuple[ModelSource, _State]:
         """The source that a request means, and its state for later comparison."""
@@ -477,9 +491,16 @@ class Control:
         except Stopped:
             raise Unavailable(EXITING) from None
 
-    async def _see_through(self, work: Coroutine[Any, Any, T]) -> T:
-        """Finish `work` even if the waiting caller is cancelled."""
-        return await self._outcome(self._keep(work))
+    async def _in_turn(self, name: str, work: Callable[[str], Coroutine[Any, Any, T]]) -> T:
+        """Do `work` on a model in its turn, and finish it even if the caller is cancelled.
+
+        Callers that are cancelled before it is their turn leave nothing.
+        """
+        turn = self._turn(name)
+        await turn.acquire()
+        task = self._keep(work(name))
+        task.add_done_callback(lambda _: turn.release())
+        return await self._outcome(task)
 
     async def _outcome(self, task: "asyncio.Task[T]") -> T:
         """The result of a task; raises `Unavailable` if the server shuts down first."""

@@ -29,6 +29,7 @@ from headrace.engine.model import Model
 from headrace.engine.model_services import EngineServices, LoadingServices
 from headrace.engine.opening import LoadOptions, Opened, open_model
 from headrace.engine.shared_memory import Regions
+from headrace.engine.shared_outcome import SharedOutcome
 from headrace.engine.version import ModelVersion, State
 from headrace.engine.workbench import Stopped, Threads, TookTooLong
 from headrace.observability.statistics import MemoryCounts, VersionStatistics
@@ -154,13 +155,14 @@ class Lifecycle(Loads):
             model.added = added
         model.want(source)
         if model.loading is None:
-            model.loading = asyncio.get_running_loop().create_task(self._work_off(model))
-        return asyncio.shield(model.loading)
+            task = asyncio.get_running_loop().create_task(self._work_off(model))
+            model.loading = SharedOutcome(task)
+        return model.loading.wait()
 
     def _load_again(self, model: Model) -> "asyncio.Future[str]":
         """Reload a model from its source, unless a load, possibly of a change, is in progress."""
         loading = model.loading
-        return self.load(model.source) if loading is None else asyncio.shield(loading)
+        return self.load(model.source) if loading is None else loading.wait()
 
     def know(self, source: ModelSource) -> Model:
         """Register a model without loading it."""

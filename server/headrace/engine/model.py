@@ -3,12 +3,12 @@
 Owned by the event-loop thread.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from headrace.core.errors import InvalidRequest, ModelNotReady, NotFound, Unavailable
 from headrace.engine.admission import Admission
 from headrace.engine.entrance import Router
+from headrace.engine.shared_outcome import SharedOutcome
 from headrace.engine.version import ModelVersion
 from headrace.observability.statistics import Sourced, VersionStatistics
 from headrace.protocol.pb.traffic_pb2 import ModelTrafficResponse
@@ -42,7 +42,7 @@ class Model:
         self.versions: dict[int, ModelVersion] = {}
         self.reason = ""
         self.wanted: ModelSource | None = None
-        self.loading: asyncio.Task[str] | None = None
+        self.loading: SharedOutcome[str] | None = None
         self.unloaded = False
         self.unreadable = False
         self.added = False
