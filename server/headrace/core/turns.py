@@ -123,7 +123,7 @@ class Turns:
         self._budget = CROWDED_SECS  # seconds to `expect` of the pieces of one turn
         self._reads: TurnQueue[Callable[[], None]] = TurnQueue(operator.call, most=1)
         self._rests: TurnQueue[Callable[[], None]] = TurnQueue(operator.call, most=_RESTS)
-        self._ends: TurnQueue[Callable[[], None]] = TurnQueue(operator.call)
+        self._ends: TurnQueue[Callable[[], None]] = TurnQueue(self._end)
         self._ended = 0  # connections and calls, in this turn
 
     def _count(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -231,3 +231,8 @@ class Turns:
             return False
         self._ends.extend((close,))
         return True
+
+    def _end(self, close: Callable[[], None]) -> None:
+        self._count(asyncio.get_running_loop())
+        self._ended += 1  # fewer others may end at once in the same turn
+        close()
