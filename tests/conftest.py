@@ -12,6 +12,10 @@ from hypothesis import HealthCheck, settings
 
 from headrace.options import ENV_PREFIX
 
+# Otherwise the threads of OpenBLAS, which NumPy brings, spin for 70 ms in each process that imports
+# it, and there are hundreds of these.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+
 # Otherwise an example that takes a fifth of a second fails its test, and so does a slow start.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", settings.get_profile("unhurried"), derandomize=True)

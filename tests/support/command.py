@@ -9,6 +9,8 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
+from tests.support.template import can_fork, run_forked
+
 # Options of a server that bind every door to a free port.
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
@@ -30,6 +32,11 @@ def run(
     *words: str, environment: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """Run the command in a process of its own, until it ends."""
+    if can_fork(environment):
+        done = run_forked(words, environment)
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+        )
     return subprocess.run(
         [sys.executable, "-m", "headrace", *words],
         capture_output=True, text=True, timeout=120, env={**os.environ, **(environment or {})},

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import IO, Self
 
 from tests.support.scrape import until
+from tests.support.template import DEBUGGING, TemplateProcess, can_fork
 
 EXAMPLES = Path(__file__).parents[2] / "model_repository"
 _ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:(\w+)://)?(127\.0\.0\.1:\d+)")
 _START_SECS = 120
-# Some tests read the list of a server's open files, which needs root unless this is set.
-_DEBUGGING = {} if os.geteuid() == 0 else {"HEADRACE_ALLOW_DEBUGGING": "true"}
 
 
 def examples(folder: Path, name: str = "") -> Path:
@@ -58,26 +57,28 @@ class ServerProcess:
         wait: bool = True,
         prefix: Sequence[str] = (),
         errors: IO[bytes] | None = None,
-        program: Sequence[str] = ("-m", "headrace"),
+        program: Sequence[str] = (),
     ) -> None:
         """With `wait` False, entering returns once the doors are open, before models are loaded.
 
         `prefix` is a command that runs the given one. Standard error goes to `errors` instead of
-        `log`. `program` replaces the server as the interpreter's program.
+        `log`. `program` replaces the server as the interpreter's program. With a prefix or program
+        the interpreter is started for it, otherwise the server is forked from the template.
         """
-        self._command = [
-            *prefix, sys.executable, *program, "serve",
-            *(["--model-repository", *map(str, repositories)] if repositories else []),
+        self._words = [
+            "serve", *(["--model-repository", *map(str, repositories)] if repositories else []),
             "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options,
         ]  # fmt: skip
-        self._environment = dict(environment or {})
+        self._command = [*prefix, sys.executable, *(program or ("-m", "headrace")), *self._words]
+        self._environment = DEBUGGING | dict(environment or {})
+        self._own = bool(prefix or program)
         self._last_line = re.compile(r"ready after" if wait else r"metrics +http")
         self._lines: list[str] = []
         self._owns_log = errors is None
         self._errors = errors or tempfile.TemporaryFile()  # noqa: SIM115
         self.http = self.grpc = self.metrics = ""
         self.secure: set[str] = set()  # those with TLS
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | TemplateProcess | None = None
 
     @property
     def url(self) -> str:
@@ -114,10 +115,15 @@ class ServerProcess:
         until(lambda: text in self.log, f"{text!r} in the log")
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=self._errors, text=True,
-            env=os.environ | _DEBUGGING | self._environment,
-        )  # fmt: skip
+        if self._own or not can_fork(self._environment):
+            self.process = subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+                env=os.environ | self._environment,
+            )  # fmt: skip
+        else:
+            self.process = TemplateProcess(
+                self._words, self._errors.fileno(), environment=self._environment
+            )
         started = threading.Event()
         threading.Thread(target=self._read, args=(started,), daemon=True).start()
         started.wait(_START_SECS)

@@ -21,6 +21,7 @@ from tests.models.onnx_graphs import add_sub, identity, write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, clean_server, kept_port
+from tests.support.template import can_fork, run_forked
 
 ROWS = 20_000
 NUMBERS = np.random.default_rng(1).normal(size=(ROWS, 2)).astype(np.float32)
@@ -85,7 +86,10 @@ def command(*words: object) -> list[str]:
 
 
 def run(*words: object, given: bytes = b"") -> Ended:
-    ended = subprocess.run(command(*words), input=given, capture_output=True, timeout=120)
+    if given or not can_fork():
+        ended = subprocess.run(command(*words), input=given, capture_output=True, timeout=120)
+    else:
+        ended = run_forked(command(*words)[3:])
     return Ended(ended.returncode, ended.stdout.decode("latin-1"), ended.stderr.decode())
 
 
