@@ -35,7 +35,6 @@ help: ## show the targets
 serve: $(VENV)/.cli ## run the server on ./model_repository
 	$(BIN)/headrace serve --model-repository model_repository $(ARGS)
 
-test: MORE := 1
 test: $(VENV)/.dev ## run the tests, without the slow ones
 	$(BIN)/python -m pytest $(BESIDE) $(ARGS)
 
