@@ -65,22 +65,19 @@ _INTRODUCTION = """\
 
 <!-- Written by scripts/request_path from real requests: change the code, then run `make path`. -->
 
-These are the Python functions that run in the server for one infer request over each door, in the
-order in which they begin. What a function calls is indented below it. Each has its file in
-`server/headrace`, the line where it begins, and the summary of its docstring, or of its class's
-where `dataclass` has written it. The model is a small ONNX network that runs on the event loop; the
-request has one row, and others like it have come before on its connection. Nothing but the request
-is here: no start, no timers.
+The Python functions that run in the server for one infer request over each door, in the order in
+which they begin, each above those that it calls, with its file in `server/headrace`, its line, and
+the summary of its docstring. The model is a small ONNX network on the event loop; the request has
+one row, and others like it have come before on its connection.
 
-`make path` writes this page from a server that it starts; `make check` fails where the code and the
-page differ. `make weight` prints the counts beside their budgets.
+`make check` fails where the code and the page differ. `make weight` prints the counts beside their
+budgets.
 """
 _COUNTS = f"""\
-Calls are those of Python functions for each request, libraries' included: of one that comes alone,
-and of {TOGETHER} that arrive in one turn of the event loop, each on a connection of its own. Of one
-that comes alone, "libraries" are its calls of libraries' functions, files those of the server that
-it passes, and objects those of the server's classes that are made for it and for its batch, besides
-tensors.
+Calls are those of Python functions for each request, libraries' included: alone, and of
+{TOGETHER} that arrive in one turn of the event loop, each on its own connection. The rest is of a
+request alone: calls of libraries' functions, the server's files, and the objects of its classes,
+besides tensors.
 """
 
 Hook = Callable[[FrameType, str, object], None]
