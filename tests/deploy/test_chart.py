@@ -107,6 +107,10 @@ VARIED: list[tuple[str, Any, Manifest]] = [
     ("activator.resources.requests.memory", "256Mi", TO_ZERO),
     ("activator.resources.limits.cpu", "2", TO_ZERO),
     ("activator.resources.limits.memory", "1Gi", TO_ZERO),
+    ("activator.nodeSelector", {"kubernetes.io/arch": "amd64"}, TO_ZERO),
+    ("activator.tolerations", [{"key": "nvidia.com/gpu", "operator": "Exists"}], TO_ZERO),
+    ("activator.affinity", {"podAntiAffinity": {}}, TO_ZERO),
+    ("activator.priorityClassName", "high", TO_ZERO),
     ("pod.runAsUser", None, {}),
     ("pod.fsGroup", 2000, {}),
     ("pod.annotations", {"example.com/a": "b"}, {}),
@@ -342,6 +346,10 @@ def test_a_service_monitor_finds_each_pod_once() -> None:
     assert not [each for each in manifests if each["kind"] == "PodMonitor"]
 
 
+def named(manifests: list[Manifest]) -> set[tuple[str, str]]:
+    return {(each["kind"], each["metadata"]["name"]) for each in manifests}
+
+
 def generated(owner: str, random: str) -> str:
     """A name that Kubernetes generates from that of the owner, with some random characters."""
     return f"{owner}-"[:58] + random
@@ -399,9 +407,11 @@ def test_the_activator_is_what_keda_and_the_servers_know() -> None:
     [trigger] = [each for each in scaled["triggers"] if each["type"] == "metrics-api"]
     deployment = of_kind(manifests, "Deployment", "scores-headrace-activator")
     service = of_kind(manifests, "Service", "scores-headrace-activator")
-    assert trigger["metadata"]["url"].startswith("http://scores-headrace-activator.default:8002/")
+    assert trigger["metadata"]["url"].startswith("http://scores-headrace-keda.default:8002/")
+    asked = of_kind(manifests, "Service", "scores-headrace-keda")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"].items() <= labels.items()
+    for each in (service, asked):
+        assert each["spec"]["selector"].items() <= labels.items()
     # Its own pods are no servers.
     servers = of_kind(manifests, "Service", "scores-headrace")["spec"]["selector"]
     assert not servers.items() <= labels.items()
@@ -415,6 +425,42 @@ def test_the_activator_is_what_keda_and_the_servers_know() -> None:
                               "0.0.0.0:8001=scores-headrace:8001"]  # fmt: skip
     shown = {family.name for family in Tally().collect()}
     assert trigger["metadata"]["valueLocation"] in shown
+
+
+@pytest.mark.parametrize("kind", ["ClusterIP", "NodePort", "LoadBalancer"])
+def test_clients_reach_no_metrics(kind: str) -> None:
+    """Of a Service that may be reached from outside the cluster; annotations may keep it inside."""
+    given = {"type": kind, "annotations": {"example.com/internal": "true"}}
+    manifests = render(TO_ZERO | {"service": given, "monitor": {"kind": "service"}})
+    services = [each for each in manifests if each["kind"] == "Service"]
+    ports = {
+        each["metadata"]["name"]: [port["port"] for port in each["spec"]["ports"]]
+        for each in services
+        if each["spec"].get("type") == kind
+    }
+    assert ports == {"headrace": [8000, 8001], "headrace-activator": [8000, 8001]}
+    for name in ports:
+        service = of_kind(services, "Service", name)
+        assert service["metadata"]["annotations"] == given["annotations"]
+    inside = of_kind(services, "Service", "headrace-keda")["spec"]
+    assert ([port["port"] for port in inside["ports"]], inside.get("type")) == ([8002], None)
+
+
+@pytest.mark.parametrize(("given", "release"), [
+    ([{}, {}], ["r" * 52 + "a", "r" * 52 + "b"]),
+    ([{"nameOverride": "n" * 62 + last} for last in "ab"], ["r", "r"]),
+])  # fmt: skip
+def test_names_that_begin_alike_stay_apart(given: list[Manifest], release: list[str]) -> None:
+    """Releases of one namespace, and charts of one release."""
+    one, other = (
+        render(TO_ZERO | values, name) for values, name in zip(given, release, strict=True)
+    )
+    assert not named(one) & named(other)
+    assert max(len(name) for _, name in named(one)) <= 63
+    pods = [each["spec"]["template"] for each in other if each["kind"] == "Deployment"]
+    for deployment in (each for each in one if each["kind"] == "Deployment"):
+        wanted = deployment["spec"]["selector"]["matchLabels"].items()
+        assert not any(wanted <= pod["metadata"]["labels"].items() for pod in pods)
 
 
 _CALLS = frozenset({"sum", "rate", "histogram_quantile", "by", "or", "vector", "le"})

@@ -1,8 +1,19 @@
+{{- /* A name of so many characters at most: list NAME MOST. The hash tells apart names that begin alike. */ -}}
+{{- define "headrace.cut" -}}
+{{- $name := index . 0 -}}
+{{- $most := index . 1 | int -}}
+{{- if gt (len $name) $most -}}
+{{ $name | trunc (sub $most 9 | int) | trimSuffix "-" }}-{{ $name | sha256sum | trunc 8 }}
+{{- else -}}
+{{ $name }}
+{{- end -}}
+{{- end }}
+
 {{- /* A name of Services: without dots, and with room for the longest suffix. */ -}}
 {{- define "headrace.name" -}}
 {{- $name := .Values.nameOverride | default .Chart.Name -}}
 {{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
-{{- $full | replace "." "-" | trunc 50 | trimAll "-" -}}
+{{- include "headrace.cut" (list ($full | replace "." "-") 50) -}}
 {{- end }}
 
 {{- /* Texts from users go through toYaml, which quotes those that YAML takes for others: 2024, on. */ -}}
@@ -12,7 +23,7 @@ app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end }}
 
 {{- define "headrace.activatorSelector" -}}
-app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name | trunc 53 | trimSuffix "-" }}-activator
+app.kubernetes.io/name: {{ include "headrace.cut" (list (.Values.nameOverride | default .Chart.Name) 53) }}-activator
 app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end }}
 
