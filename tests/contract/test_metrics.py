@@ -1,5 +1,6 @@
 """The metrics port."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.workers.triton_api import MetricFamily, TritonModelException
 from tests.support.client import Client, Input
 from tests.support.grpc_client import GrpcClient, infer_message, procedure
 from tests.support.http_socket import HttpSocket, ask
@@ -41,6 +43,14 @@ def test_names_and_labels(metrics: Scraper) -> None:
     for name in _OF_THE_SERVER:
         now.value(name)
     assert now.value("headrace_ready") == 1
+
+
+def test_a_model_takes_no_name_of_the_server(metrics: Scraper) -> None:
+    families = re.findall("^# TYPE ([^ ]+)", metrics.now().text, re.MULTILINE)
+    assert "http_server_request_duration_seconds" in families
+    for name in families:
+        with pytest.raises(TritonModelException, match="cannot be the name of a model's metric"):
+            MetricFamily(name, "", MetricFamily.GAUGE)
 
 
 def test_integers_look_like_integers(metrics: Scraper) -> None:

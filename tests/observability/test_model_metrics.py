@@ -133,3 +133,30 @@ def test_a_family_has_one_kind(caplog: pytest.LogCaptureFixture) -> None:
     change(metrics, "n", "calls", "set", 1)
     assert samples(metrics) == {}
     assert "metric calls is a counter already, and cannot be a GAUGE" in caplog.text
+
+
+@pytest.mark.parametrize(("first", "second", "shared"), [
+    (("x_total", "COUNTER"), ("x", "GAUGE"), "x"),
+    (("x", "HISTOGRAM"), ("x_total", "COUNTER"), "x"),
+    (("x", "COUNTER"), ("x_total", "COUNTER"), "x"),
+    (("x", "HISTOGRAM"), ("x_sum", "GAUGE"), "x_sum"),
+    (("x_count", "COUNTER"), ("x", "HISTOGRAM"), "x_count"),
+    (("x", "GAUGE"), ("x_total", "GAUGE"), ""),
+    (("x", "COUNTER"), ("x_sum", "GAUGE"), ""),
+])  # fmt: skip
+def test_families_share_no_name(
+    metrics: ModelMetrics, first: tuple[str, str], second: tuple[str, str], shared: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """A scrape would list samples of one under the other, or the same ones twice."""
+    for name, kind in (first, second):
+        family(metrics, "m", name, kind)
+        change(metrics, "m", name, "create", buckets=[])
+    kept = [each.name for each, _ in metrics.collect()]
+    assert kept == [name for name, _ in ((first,) if shared else (first, second))]
+    if shared:
+        assert f"metric {second[0]} cannot be a {second[1]} beside the " in caplog.text
+        assert f": both would be {shared} in a scrape" in caplog.text
+    metrics.forget("m")
+    family(metrics, "n", *second)
+    assert [each.name for each, _ in metrics.collect()] == [second[0]]

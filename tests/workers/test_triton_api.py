@@ -139,6 +139,15 @@ def test_invalid_argument_values(call: Callable[[], object], says: str) -> None:
         call()
 
 
+@pytest.mark.parametrize("name", [
+    "", "1x", "a-b", "nv_x", "headrace_x", "python_x", "process_x",
+    "http_server_request_duration_seconds", "rpc_server_call_duration_seconds",
+])  # fmt: skip
+def test_names_that_models_may_not_give_to_metrics(name: str) -> None:
+    with pytest.raises(pb.TritonModelException, match=f"'{name}' cannot be the name of a model's"):
+        pb.MetricFamily(name, "about", "COUNTER")
+
+
 def test_a_request_accepts_convertible_arguments() -> None:
     made = request(
         model_name=b"m", request_id=b"7", flags=np.int32(1), correlation_id="s",

@@ -1,8 +1,9 @@
 """Metrics defined by models, exported with the server's own.
 
 A family has a name and a kind; its metrics differ in their labels. Several models, and instances of
-one, may update the same metric. A family is removed when none of its models is loaded any more, or
-each has deleted it as often as it has created it. Owned by the event-loop thread.
+one, may update the same metric. Names of a family, and of its samples, are no other family's in any
+format of a scrape. A family is removed when none of its models is loaded any more, or each has
+deleted it as often as it has created it. Owned by the event-loop thread.
 """
 
 import logging
@@ -34,23 +35,24 @@ class _Values:
     def change(self, operation: str, value: float) -> None:
         if operation == "set":
             self.value = value
-        elif operation == "observe":
+        elif operation in ("increment", "observe"):
             self.value += value
+        if operation == "observe":
             self.counts[bisect_left(self.bounds, value)] += 1
-        elif operation == "increment":
-            self.value += value
 
     def reading(self, histogram: bool) -> Reading:
         """The value, or bucket counts, in the format of Prometheus' own libraries: 1, not 1.0."""
-        if not histogram:
-            return self.value
         bounds = [repr(bound).removesuffix(".0") for bound in self.bounds]
-        return Buckets(bounds, self.counts, self.value)
+        return Buckets(bounds, self.counts, self.value) if histogram else self.value
 
 
 class _Family:
-    def __init__(self, kind: str, description: str) -> None:
+    def __init__(self, name: str, kind: str, description: str) -> None:
         self.kind = kind
+        # Of itself and its samples. In OpenMetrics, a counter's family lacks the suffix.
+        base = name.removesuffix("_total") if kind == "counter" else name
+        suffixes = ("_bucket", "_count", "_sum") if kind == "histogram" else ()
+        self.names = {name, base, *(name + suffix for suffix in suffixes)}
         self.description = description
         self.owners: Counter[object] = Counter()  # creations by owner
         self.metrics: dict[Labels, _Values] = {}
@@ -95,13 +97,20 @@ class ModelMetrics:
             metric.change(what, float(document["value"]))
 
     def add_family(self, owner: object, document: Mapping[str, Any]) -> None:
-        """Create a family, or add an owner; raises `ServerError` if it is of another kind."""
+        """Create a family, or add an owner.
+
+        Raises `ServerError` if it is of another kind, or another has a name of it in a scrape.
+        """
         name, kind = str(document["family"]), str(document["kind"])
         family = self._families.get(name)
         if family is None:
             if len(self._families) >= _MOST_FAMILIES or kind not in _KINDS:
                 raise InvalidRequest(f"metric {name} of kind {kind} is not kept")
-            family = _Family(_KINDS[kind], encodable(document["description"]))
+            family = _Family(name, _KINDS[kind], encodable(document["description"]))
+            for other, known in self._families.items():
+                if shared := family.names & known.names:
+                    beside = f"the {known.kind} {other}: both would be {min(shared)} in a scrape"
+                    raise AlreadyExists(f"metric {name} cannot be a {kind} beside {beside}")
             self._families[name] = family
         if family.kind != _KINDS.get(kind):
             raise AlreadyExists(f"metric {name} is a {family.kind} already, and cannot be a {kind}")
@@ -130,19 +139,14 @@ class ModelMetrics:
     @property
     def plain_counters(self) -> frozenset[str]:
         """Counters whose names lack the suffix of Prometheus' client libraries."""
-        return frozenset(
-            name
-            for name, family in self._families.items()
-            if family.kind == "counter" and not name.endswith("_total")
-        )
+        counters = [name for name, each in self._families.items() if each.kind == "counter"]
+        return frozenset(name for name in counters if not name.endswith("_total"))
 
     def collect(self) -> Iterator[Sourced]:
         """The families, each read when consumed: models may add and remove some meanwhile."""
         for name, family in list(self._families.items()):
-            readings = [
-                (dict(labels), metric.reading(family.kind == "histogram"))
-                for labels, metric in family.metrics.items()
-            ]
+            metrics, buckets = family.metrics.items(), family.kind == "histogram"
+            readings = [(dict(labels), metric.reading(buckets)) for labels, metric in metrics]
             yield Family(name, family.kind, lambda reading: reading, family.description), readings
 
 

@@ -249,7 +249,7 @@ def _lost() -> InferenceResponse:
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_RESERVED = ("nv_", "headrace_", "python_", "process_")
+_RESERVED = ("nv_", "headrace_", "python_", "process_", "http_server_", "rpc_server_")
 
 
 class _Record:
