@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,6 +107,21 @@ def test_the_best_settings_are_found_and_written(repository: Path, tmp_path: Pat
     curves = picture.findall("{http://www.w3.org/2000/svg}polyline")
     assert len(curves) == len(found["trials"])
     assert len(ran.stderr.splitlines()) == len(found["trials"])  # the progress
+
+
+@pytest.mark.slow
+def test_the_highest_rate_is_searched(repository: Path) -> None:
+    # A batch takes 20 ms, so that more rows of one carry a higher rate.
+    given = ("--p99=1s", f"--model-repository={repository}", "--seconds=0.1", "--instances=1")
+    ran = run("tune", "lingering", *given, "--trials=2")
+    assert ran.returncode == 0, ran.stderr
+    table, _, rest = ran.stdout.partition("\n\nrequests/s over p99; ")
+    heads, first, second = (line.split("  ") for line in table.splitlines())
+    assert [head.strip() for head in heads if head][:3] == ["SETTINGS", "RATE", "REQ/S"]
+    assert [first[0], second[0]] == ["a", "b"]
+    assert "\nbest: max_batch_size: " in rest
+    assert re.search(r": \d+ requests/s, \d+\.\d\d times as many\n", rest)
+    assert " requests/s, p99 " in ran.stderr.splitlines()[0]
 
 
 @pytest.mark.slow

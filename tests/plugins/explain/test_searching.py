@@ -1,6 +1,7 @@
 """The search of settings: its candidates, and what it finds in worlds whose costs are known."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -12,6 +13,9 @@ from headrace.plugins.explain.searching import (
     TunedSettings,
     best_level,
     candidates,
+    keeps,
+    next_rate,
+    poisson,
     saturated,
     simulate,
 )
@@ -23,6 +27,10 @@ LEVELS = (1, 2, 4, 8, 16, 32)
 
 def level(per_second: float, p99_ms: float, p50_ms: float = 0) -> ClientLevel:
     return ClientLevel(1, 100, per_second, 0, int(p50_ms * MS), int(p99_ms * MS))
+
+
+def rated(rate: float, p99_ms: float, answered: float = 1) -> ClientLevel:
+    return ClientLevel(0, 100, rate * answered, 0, 0, int(p99_ms * MS), rate=rate)
 
 
 def test_changes_name_the_settings() -> None:
@@ -88,6 +96,70 @@ def test_saturation(levels: Sequence[ClientLevel], expected: bool) -> None:
     assert saturated(levels, 20 * MS) is expected
 
 
+@pytest.mark.parametrize(("rate", "seconds"), [(1_000, 5), (100, 1), (10, 1)])
+def test_arrivals(rate: int, seconds: float) -> None:
+    found = poisson(rate, seconds, 1)
+    assert found == poisson(rate, seconds, 1) != poisson(rate, seconds, 2)
+    assert list(found) == sorted(found)
+    assert found[-1] >= seconds * 1e9
+    assert len(found) >= 200 or found[-1] >= 5 * seconds * 1e9
+    mean = len(found) / found[-1] * 1e9
+    assert mean == pytest.approx(rate, rel=1e-6)
+    gaps = [later - at for at, later in pairwise((0, *found))]
+    spread = sum((gap / 1e9 * rate - 1) ** 2 for gap in gaps) / len(gaps)
+    assert abs(spread - 1) < 12 / len(found) ** 0.5  # as of exponential gaps
+
+
+def test_one_request_arrives_at_least() -> None:
+    assert len(poisson(1, 0.001, 1)) == 1
+
+
+@pytest.mark.parametrize(("levels", "expected"), [
+    ([], 100), ([rated(100, 5)], 200), ([rated(100, 5), rated(200, 19)], 400),
+    ([rated(100, 5), rated(200, 21)], 141), ([rated(100, 5), rated(200, 21), rated(141, 9)], 168),
+    ([rated(100, 5), rated(200, 21), rated(141, 25)], 119),
+    ([rated(100, 5), rated(104, 21)], None),  # the highest is known to 5 %
+    ([rated(100, 25)], 50), ([rated(100, 25), rated(50, 25), rated(25, 5)], 35.4),
+    ([rated(4, 25)], 2), ([rated(3.12, 25)], None),  # a 32nd of the first one
+    ([rated(100, 5), rated(200, 5, answered=0.8)], 141),  # the others would have waited
+    ([rated(1 << 20, 5)], None),
+])  # fmt: skip
+def test_the_next_rate(levels: Sequence[ClientLevel], expected: float | None) -> None:
+    assert next_rate(levels, 20 * MS, 100) == expected
+
+
+@pytest.mark.parametrize("most", [0.9, 1, 3, 31.7, 100, 2_345, 9e5])
+@pytest.mark.parametrize("first", [1, 28, 1_000])
+def test_the_highest_rate_is_found_to_5_percent(most: float, first: float) -> None:
+    levels = list[ClientLevel]()
+    while (rate := next_rate(levels, 20 * MS, first)) is not None:
+        assert rate not in [each.rate for each in levels]
+        levels.append(rated(rate, 5 if rate <= most else 25))
+    assert len(levels) <= 26
+    found = best_level(levels, 20 * MS).rate
+    if most >= first / 32:
+        assert most / 1.051 < found <= most
+
+
+def test_a_trial_begins_where_one_client_or_the_best_trial_has_ended() -> None:
+    present, other = TunedSettings(8, 0, 1), TunedSettings(16, 0, 1)
+    search = SettingsSearch(20 * MS, policy_of, 1, (), [present, other])
+    alone, slow = level(100, 5), level(30, 25)
+    assert search.next_load([]) == (1, 0)
+    assert search.next_load([slow]) is None
+    assert search.next_load([alone]) == (0, 100)
+    found = [rated(100, 5), rated(200, 25), rated(141, 19), rated(168, 25), rated(154, 30)]
+    assert search.next_load([alone, *found[:2]]) == (0, 141)
+    search.add(SettingsTrial(present, [alone, *found, rated(147, 25)], [(1, MS)]))
+    assert [each.rate for each in search.trials[0].levels] == [100, 141, 147, 154, 168, 200]
+    assert search.next_load([level(120, 5)]) == (0, 141)
+    search.add(SettingsTrial(other, [slow], [(1, MS)]))
+    best = search.best()
+    assert best is not None
+    assert best_level(best.levels, 20 * MS).rate == 141
+    assert search.trials[1].levels == [slow]
+
+
 def test_the_best_level_keeps_the_target_if_any_does() -> None:
     slow, fast, late = level(10, 5), level(30, 19), level(90, 21)
     assert best_level([slow, fast, late], 20 * MS) is fast
@@ -100,26 +172,31 @@ def policy_of(settings: TunedSettings) -> BatchPolicy:
 
 
 class World:
-    """A model whose batches cost what `costs` says of its instances; `arrivals` are its load."""
+    """A model whose batches cost what `costs` says of its instances; `arrivals` are its load.
+
+    Without `arrivals` and `levels`, the highest rate is searched.
+    """
 
     def __init__(
-        self, fixed_ms: float, row_ms: float, contention: float, arrivals: tuple[int, ...] = ()
-    ) -> None:
+        self, fixed_ms: float, row_ms: float, contention: float, arrivals: tuple[int, ...] = (),
+        levels: Sequence[int] = LEVELS,
+    ) -> None:  # fmt: skip
         self._parts = fixed_ms * MS, row_ms * MS
         self._contention = contention
-        self.arrivals, self.levels = arrivals, (0,) if arrivals else LEVELS
+        self.arrivals, self.levels = arrivals, (0,) if arrivals else levels
 
     def trial(self, settings: TunedSettings, target_ns: int) -> SettingsTrial:
         """Measure settings without noise."""
         slower = 1 + self._contention * (settings.instances - 1)
         fixed, row = (slower * part for part in self._parts)
         cost = BatchCost(fixed, row, 0.0, 1, 2)
-        levels = list[ClientLevel]()
-        for clients in self.levels:
-            policy = policy_of(settings)
-            levels.append(simulate(policy, settings.instances, cost, 1, clients, 0, self.arrivals))
-            if saturated(levels, target_ns):
-                break
+        levels, policy = list[ClientLevel](), policy_of(settings)
+        alone = SettingsSearch(target_ns, policy_of, 1, self.levels, [], arrivals=self.arrivals)
+        while (load := alone.next_load(levels)) is not None:
+            clients, rate = load
+            arrivals = poisson(rate, 400 / rate, 1) if rate else self.arrivals
+            found = simulate(policy, settings.instances, cost, 1, clients, 0, arrivals)
+            levels.append(found._replace(rate=rate))
         sizes = {1, min(2, settings.max_batch_size)}
         return SettingsTrial(settings, levels, [(size, cost.of(size)) for size in sizes])
 
@@ -160,6 +237,22 @@ def test_the_best_of_all_is_found_with_few_trials(
     assert (chosen.p99_ns <= target_ns) == bool(kept)
     if kept:  # 0.96 and more when this was written
         assert chosen.per_second >= 0.9 * max(kept)
+
+
+@pytest.mark.slow
+def test_the_highest_rate_of_all_is_found_with_few_trials() -> None:
+    world, target_ns = World(5, 0.2, 0, levels=()), 50 * MS
+    present = TunedSettings(2, 0, 1)
+    found = searched(world, present, target_ns, 8)
+    best = found.best()
+    assert best is not None
+    most = max(
+        each.rate
+        for settings in searched(world, present, target_ns, 0).left
+        for each in world.trial(settings, target_ns).levels
+        if keeps(each, target_ns)
+    )
+    assert best_level(best.levels, target_ns).rate >= 0.9 * most
 
 
 @pytest.mark.parametrize(("costs", "target_ms"), [

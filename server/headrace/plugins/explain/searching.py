@@ -1,37 +1,42 @@
 """The search for a model's best settings: what to measure next, and which of the measured is best.
 
-A pure state machine. Each trial measures one set of settings with growing numbers of clients, each
-of which waits for an answer before it sends again, or with requests that arrive at fixed moments,
-the same in all trials. The batches of a trial teach the cost of a batch for its instances and
-threads; a replay of that load through the scheduler's policy, corrected by the trials, then says
-what the settings that have not been tried would do. Instances and threads without a trial are taken
-to cost nothing more, so that they are tried if that would help.
+A pure state machine. Each trial measures one set of settings with requests that arrive at more and
+less of them per second, to find the highest rate that the settings carry; or with growing numbers
+of clients, each of which waits for an answer before it sends again; or with requests that arrive at
+fixed moments, the same in all trials. The batches of a trial teach the cost of a batch for its
+instances and threads; a replay of that load through the scheduler's policy, corrected by the
+trials, then says what the settings that have not been tried would do. Instances and threads without
+a trial are taken to cost nothing more, so that they are tried if that would help.
 
-The best settings answer the most requests per second while the 99th percentile of their latency is
-within the target; if the load is fixed, they have the lowest percentile.
+The best settings carry the highest rate, or answer the most requests per second, while the 99th
+percentile of their latency is within the target; if the load is fixed, they have the lowest
+percentile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import product
+from itertools import accumulate, product
+from math import ceil, sqrt
+from operator import attrgetter
+from random import Random
 from statistics import median
 from typing import NamedTuple
 
-from headrace.plugins.explain.replay import (
-    BatchCost,
-    SeenRequest,
-    learn_cost,
-    percentile,
-    replay,
-)
+from headrace.plugins.explain.replay import BatchCost, SeenRequest, learn_cost, percentile, replay
 from headrace.scheduling.batch_log import LoggedRequest
 from headrace.scheduling.policy import BatchPolicy
 
+LEAST = 200  # requests of a measured load, unless that takes
+LONGEST = 5  # times as long as it should
 _SIMULATED = 300  # requests, beside one of each client
+_BATCHES = 8  # of the largest size, in a simulation: with fewer, the last one's wait counts
 _ARRIVED = 4000  # requests of a fixed load, at most
 _MARGIN = 1.05  # of requests per second: less is noise, and no reason to change a setting
 _LEAST_GAIN = 1.02  # by twice the clients: with less, the model is saturated
+_FINE = 1.05  # between the highest rate that is carried, and the lowest that is not
+_HIGHEST_RATE, _LOWEST_PART = 1 << 20, 1 / 32  # of the rates tried; the latter of the first one
+_KEPT_UP = 0.85  # of the requests due are answered as fast as they come
 
 
 class TunedSettings(NamedTuple):
@@ -57,8 +62,9 @@ class TunedSettings(NamedTuple):
 class ClientLevel(NamedTuple):
     """Latencies, in nanoseconds, and requests per second with a number of clients.
 
-    `clients` is 0 where requests have arrived at fixed moments. `busy` is the share of a core that
-    the clients have used themselves.
+    `clients` is 0 where requests have arrived whether or not others were answered, and `rate` how
+    many per second, if other rates are tried, too. `busy` is the share of a core that the clients
+    have used themselves.
     """
 
     clients: int
@@ -68,21 +74,57 @@ class ClientLevel(NamedTuple):
     p50_ns: int
     p99_ns: int
     busy: float = 0.0
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsTrial:
     """Settings, and how the model has answered with them; `error` says why it could not.
 
-    `batches` are the rows and nanoseconds of some of its batches, `server_ns` the mean latency that
-    the server has seen of a single client's requests.
+    `batches` are the rows and nanoseconds of some of its batches, `pause_ns` the part of the first
+    level's mean latency that the server has not seen.
     """
 
     settings: TunedSettings
     levels: Sequence[ClientLevel]
     batches: Sequence[tuple[int, int]] = ()
-    server_ns: int = 0
+    pause_ns: int = 0
     error: str = ""
+
+
+def poisson(rate: float, seconds: float, seed: int) -> tuple[int, ...]:
+    """The moments in nanoseconds at which `rate` requests per second arrive, on average exactly.
+
+    They go on for so many seconds, or longer for `LEAST` of them.
+    """
+    random, most = Random(seed), LONGEST * rate * seconds
+    count = ceil(max(rate * seconds, min(LEAST, most)))
+    moments = [*accumulate(random.expovariate(1.0) for _ in range(count))]
+    return tuple(round(each / moments[-1] * count / rate * 1e9) for each in moments)
+
+
+def keeps(level: ClientLevel, target_ns: int) -> bool:
+    """True if latencies were within the target, and requests answered as fast as they came."""
+    return level.p99_ns <= target_ns and level.per_second >= _KEPT_UP * level.rate
+
+
+def next_rate(levels: Sequence[ClientLevel], target_ns: int, first: float) -> float | None:
+    """The rate to measure after those of `levels`; None when the highest that keeps is known.
+
+    It is doubled from the `first` one until it misses the target, or halved until it keeps it, to a
+    small part of that one; then the middle is taken until the two are near.
+    """
+    kept = max((one.rate for one in levels if keeps(one, target_ns)), default=0.0)
+    missed = min((one.rate for one in levels if one.rate > kept), default=0.0)
+    if not levels:
+        found, wanted = first, True
+    elif not missed:
+        found, wanted = kept * 2, kept < _HIGHEST_RATE
+    elif not kept:
+        found, wanted = missed / 2, missed > first * _LOWEST_PART
+    else:
+        found, wanted = sqrt(kept * missed), missed > kept * _FINE
+    return float(f"{found:.3g}") if wanted else None
 
 
 def best_level(levels: Sequence[ClientLevel], target_ns: int) -> ClientLevel:
@@ -103,8 +145,9 @@ def saturated(levels: Sequence[ClientLevel], target_ns: int) -> bool:
 
 
 def _worth(level: ClientLevel, target_ns: int) -> tuple[bool, float]:
-    kept = level.p99_ns <= target_ns
-    return kept, level.per_second if kept and level.clients else -level.p99_ns
+    kept = keeps(level, target_ns)
+    most = level.rate or (level.per_second if level.clients else 0.0)
+    return kept, most if kept and most else -level.p99_ns
 
 
 def candidates(
@@ -151,8 +194,9 @@ def simulate(
     first = [SeenRequest(at, LoggedRequest(at, rows, None)) for at in moments]
     found = replay(first, policy, instances, cost.of, pause, 0 if arrivals else _SIMULATED)
     latencies = [taken + pause for taken in found.latencies_ns]
+    lasted = found.lasted_ns + pause - (min(latencies) if arrivals else 0)
     return ClientLevel(
-        clients, len(latencies), len(latencies) / max(found.lasted_ns + pause, 1) * 1e9,
+        clients, len(latencies), len(latencies) / max(lasted, 1) * 1e9,
         sum(latencies) // len(latencies), percentile(latencies, 0.5), percentile(latencies, 0.99),
     )  # fmt: skip
 
@@ -162,8 +206,9 @@ class SettingsSearch:
     """The trials so far; `left` are the settings without one, and the first trial is the present's.
 
     `policy_of` is the rule by which a scheduler with some settings forms batches, `rows` are those
-    of a request, `levels` the numbers of clients of a trial: a single 0 for a load of `arrivals`.
-    Of settings that do the same, the first are searched.
+    of a request, `levels` the numbers of clients of a trial: a single 0 for a load of `arrivals`,
+    and none where a trial searches the highest rate. Of settings that do the same, the first are
+    searched.
     """
 
     target_ns: int
@@ -179,9 +224,27 @@ class SettingsSearch:
         self.left = [*reversed(same.values())]
 
     def add(self, trial: SettingsTrial) -> None:
-        """Add a trial, and take its settings from those left."""
-        self.trials.append(trial)
+        """Add a trial, and take its settings from those left.
+
+        The client that has told where rates begin is left out, unless the target was out of reach.
+        """
+        rated = sorted((each for each in trial.levels if each.rate), key=attrgetter("rate"))
+        self.trials.append(replace(trial, levels=rated or trial.levels))
         self.left = [each for each in self.left if each != trial.settings]
+
+    def next_load(self, levels: Sequence[ClientLevel]) -> tuple[int, float] | None:
+        """The clients, or the rate, of a trial after these levels; None at its end."""
+        if self.levels:
+            ended = len(levels) == len(self.levels) or saturated(levels, self.target_ns)
+            return None if ended else (self.levels[len(levels)], 0.0)
+        if not levels:
+            return 1, 0.0
+        if levels[0].p99_ns > self.target_ns:
+            return None
+        known = [best_level(each.levels, self.target_ns) for each in self.trials if each.levels]
+        begin = max((each.rate for each in known), default=0.0) or levels[0].per_second
+        rate = next_rate(levels[1:], self.target_ns, begin)
+        return None if rate is None else (0, rate)
 
     def next(self) -> TunedSettings | None:
         """The most promising settings; None if none promises more than the best trial.
@@ -224,6 +287,13 @@ class SettingsSearch:
         trial = max(alike, key=self._worth_of) if self.arrivals else alike[0]
         cost = learn_cost([each for one in alike for each in one.batches])
         assert cost is not None, "a trial without batches. This is a bug."
+        if not self.levels:
+            seen = best_level(trial.levels, self.target_ns)
+            begin = seen.rate or seen.per_second
+            by = seen.rate / self._highest(trial.settings, cost, begin).rate if seen.rate else 1.0
+            most = self._highest(settings, cost, begin)
+            most = most._replace(rate=most.rate * by, per_second=most.per_second * by)
+            return _worth(most, self.target_ns)
         pairs = [
             (level, self._simulated(trial.settings, cost, level.clients)) for level in trial.levels
         ]
@@ -238,11 +308,24 @@ class SettingsSearch:
         ]
         return _worth(best_level(corrected, self.target_ns), self.target_ns)
 
-    def _simulated(self, settings: TunedSettings, cost: BatchCost, clients: int) -> ClientLevel:
-        first = self.trials[0]
-        pause = max(first.levels[0].mean_ns - first.server_ns, 0)
-        policy = self.policy_of(settings)
-        return simulate(policy, settings.instances, cost, self.rows, clients, pause, self.arrivals)
+    def _highest(self, settings: TunedSettings, cost: BatchCost, begin: float) -> ClientLevel:
+        """The highest rate that settings carry by the replay."""
+        levels = list[ClientLevel]()
+        while (rate := next_rate(levels, self.target_ns, begin)) is not None:
+            levels.append(self._simulated(settings, cost, 0, rate))
+        return best_level(levels, self.target_ns)
+
+    def _simulated(
+        self, settings: TunedSettings, cost: BatchCost, clients: int, rate: float = 0.0
+    ) -> ClientLevel:
+        policy, arrivals = self.policy_of(settings), self.arrivals
+        if rate:
+            requests = max(_SIMULATED, _BATCHES * policy.max_rows // self.rows)
+            arrivals = poisson(rate, requests / rate, 0)
+        found = simulate(
+            policy, settings.instances, cost, self.rows, clients, self.trials[0].pause_ns, arrivals
+        )
+        return found._replace(rate=rate)
 
 
 def _placed(settings: TunedSettings) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The load of trials: when requests of an open loop are due and sent, and what they wait."""
+"""The load of trials: when requests of an open loop are sent, and what they wait."""
 
 import asyncio
 from threading import Event
@@ -9,7 +9,7 @@ from headrace.client import StatusError
 from headrace.client.asynchronous import AsyncModels
 from headrace.client.transport import InferRequest, Result
 from headrace.core.call import InferResponse, Timing
-from headrace.plugins.explain.commands.loading import measure, poisson
+from headrace.plugins.explain.commands.loading import measure
 
 MS = 1_000_000
 REQUEST = InferRequest("m", [], [])
@@ -31,21 +31,6 @@ class HeldModels(AsyncModels):
         if self._error is not None:
             raise self._error
         return Result(InferResponse("m", "1", "", [], Timing(0, 0, 1)))
-
-
-@pytest.mark.parametrize(("rate", "seconds"), [(1_000, 5), (100, 1), (10, 1)])
-def test_arrivals(rate: int, seconds: float) -> None:
-    found = poisson(rate, seconds, 1)
-    assert found == poisson(rate, seconds, 1) != poisson(rate, seconds, 2)
-    assert list(found) == sorted(found)
-    assert found[-1] >= seconds * 1e9
-    assert len(found) >= 200 or found[-1] >= 5 * seconds * 1e9
-    mean = len(found) / found[-1] * 1e9
-    assert abs(mean - rate) < 4 * rate / len(found) ** 0.5
-
-
-def test_one_request_arrives_at_least() -> None:
-    assert len(poisson(1, 0.001, 1)) == 1
 
 
 async def test_latencies_of_an_open_loop_begin_when_requests_are_due() -> None:

@@ -43,6 +43,13 @@ def test_faster_is_further_right_and_later_higher() -> None:
     assert first[1] > second[1]
 
 
+def test_points_tell_their_load() -> None:
+    levels = [level(4, 10, 100), level(0, 10, 100), level(0, 10, 100)._replace(rate=12.5)]
+    drawn = ElementTree.fromstring(as_svg("m", {"one": levels}, 200))
+    told = [one.findtext(f"{_SVG}title") for one in drawn.iter(f"{_SVG}circle")]
+    assert told == ["4 clients", "no clients", "12.5 requests/s"]
+
+
 def test_a_text_has_the_letters_of_all_levels() -> None:
     first = [level(1, 10, 100), level(2, 20, 300)]
     second = [level(1, 5, 200), level(2, 20, 90)]

@@ -6,7 +6,6 @@ not others have been answered.
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from random import Random
 from threading import Event
 from time import perf_counter_ns, process_time
 
@@ -15,25 +14,11 @@ from headrace.client import StatusError
 from headrace.client.asynchronous import AsyncModels
 from headrace.client.transport import InferRequest
 from headrace.plugins.explain.replay import percentile
-from headrace.plugins.explain.searching import ClientLevel
+from headrace.plugins.explain.searching import LEAST, LONGEST, ClientLevel
 
 _WARM = 0.2  # of the time, before latencies count
-_LEAST = 200  # requests that count, unless that takes
-_LONGEST = 5  # times as long
 _UNDER_WAY = 512  # requests at once of an open loop: others wait here, and that counts
 _REFUSED = frozenset({429, 503})  # statuses of a server with more requests than it can take
-
-
-def poisson(rate: int, seconds: float, seed: int) -> tuple[int, ...]:
-    """The moments in nanoseconds at which requests arrive, at a mean `rate` per second.
-
-    They go on for as long as `measure` does; the last one always counts.
-    """
-    random, at, found = Random(seed), 0.0, list[int]()
-    while at < seconds or (len(found) < _LEAST and at < _LONGEST * seconds):
-        at += random.expovariate(rate)
-        found.append(int(at * 1e9))
-    return tuple(found)
 
 
 async def measure(
@@ -55,11 +40,11 @@ async def measure(
     loop, latencies = asyncio.get_running_loop(), list[int]()
     began, began_ns, used = loop.time(), perf_counter_ns(), process_time()
     counted = ended = began + _WARM * seconds
-    until, latest = began + seconds, began + _LONGEST * seconds + sum(arrivals[-1:]) / 1e9
+    until, latest = began + seconds, began + LONGEST * seconds + sum(arrivals[-1:]) / 1e9
     missed = 0
 
     def closed() -> Iterator[int]:
-        while (now := loop.time()) < until or (len(latencies) < _LEAST and now < latest):
+        while (now := loop.time()) < until or (len(latencies) < LEAST and now < latest):
             yield 0
 
     def requests() -> Iterator[tuple[float, int]]:
@@ -81,12 +66,14 @@ async def measure(
                 answered = False
         taken, now = perf_counter_ns() - sent, loop.time()
         if (now if clients else began + due / 1e9) >= counted:
-            latencies.append(taken if answered else max(taken, round(_LONGEST * seconds * 1e9)))
+            latencies.append(taken if answered else max(taken, round(LONGEST * seconds * 1e9)))
             missed += not answered
             ended = now
 
     await paced(requests(), send, clients or _UNDER_WAY)
-    elapsed = max(ended - counted, 1e-9)
+    # An open loop's answers come a latency after its requests: that is no lower rate.
+    later = 0 if clients else min(latencies, default=0) / 1e9
+    elapsed = max(ended - counted - later, 1e-9)
     return ClientLevel(
         clients, len(latencies), (len(latencies) - missed) / elapsed,
         sum(latencies) // max(len(latencies), 1), percentile(latencies, 0.5),

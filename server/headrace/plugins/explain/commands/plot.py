@@ -44,9 +44,11 @@ def as_svg(title: str, curves: Mapping[str, Sequence[ClientLevel]], target_ns: i
         lines.append(f'<polyline points="{" ".join(points)}" stroke="{colour}"/>')
         for point, level in zip(points, curve, strict=True):
             x, _, y = point.partition(",")
+            load = f"{level.clients or 'no'} clients"
+            if level.rate:
+                load = f"{number(level.rate)} requests/s"
             lines.append(
-                f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"><title>'
-                f"{level.clients or 'no'} clients</title></circle>"
+                f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"><title>{load}</title></circle>'
             )
         y_of_name = bottom + _LINE * (index + 2)
         lines.append(f'<text x="{_MARGIN}" y="{y_of_name}" fill="{colour}">{escape(name)}</text>')

@@ -1,6 +1,7 @@
-"""`headrace tune MODEL --p99 20ms`: the settings with the most requests/s that keep a latency.
+"""`headrace tune MODEL --p99 20ms`: the settings that carry the most requests/s within a latency.
 
-With `--rate N`, those with the lowest latency of N requests/s that arrive. Settings are loaded into
+With `--clients N`, those that answer the most to so many clients that wait; with `--rate N`, those
+with the lowest latency of N requests/s that arrive. Settings are loaded into
 a server as overrides: one of its own, or a running one, which gets its model back at the end.
 """
 
@@ -136,19 +137,20 @@ TUNE = remote_command(
            " generated ones)"),
     option("--rows N", "rows to generate (default: 1)", type=_number(1 << 20), default=1),
     option("--seed N", "seed of generated inputs (default: 0)", type=int, default=0),
-    option("--clients N", "clients at once, at most (default: 64)", type=_number(1024), default=64),
+    option("--clients N", "up to so many clients, which wait for an answer before they send again,"
+           " instead of a search for the highest rate", type=_number(1024), default=0),
     option("--rate N", "requests per second that arrive, whether or not others are answered,"
-           " instead of clients that wait", type=_number(1 << 20), default=0),
+           " instead of that search", type=_number(1 << 20), default=0),
     option("--instances N", "instances to try, at most (default: the cores of this machine)",
            type=_number(64), default=0),
     option("--trials N", "settings to try, at most (default: 8)", type=_number(1000), default=8),
-    option("--seconds S", "seconds for each number of clients (default: 2)", type=parse_positive,
-           default=2.0),
+    option("--seconds S", "seconds for each rate or number of clients (default: 2)",
+           type=parse_positive, default=2.0),
     option("--plot FILE", "draw requests/s and latencies of all settings as an SVG picture"),
     timeout=_TIMEOUT_SECS,
     help="find the settings of a model with the most requests/s within a latency",
     description="Send requests to a model with other settings, as far as they promise more by the"
-    " learned cost of a batch, and say which answer the most requests per second while the 99th"
+    " learned cost of a batch, and say which carry the most requests per second while the 99th"
     " percentile of latencies is within a target, or, with --rate, which have the lowest one. A"
     " running server needs --model-control-mode=explicit, and gets its model back at the end.",
     epilog="""\

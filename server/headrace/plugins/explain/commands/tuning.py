@@ -24,14 +24,9 @@ from headrace.client.blocking import Client
 from headrace.client.transport import InferRequest
 from headrace.core.errors import InvalidConfig
 from headrace.placement.cores import core_share
-from headrace.plugins.explain.commands.loading import measure, poisson
+from headrace.plugins.explain.commands.loading import measure
 from headrace.plugins.explain.commands.plot import BEST, TARGET, as_svg, as_text
-from headrace.plugins.explain.config_text import (
-    changed,
-    policy_in,
-    rewritten,
-    settings_in,
-)
+from headrace.plugins.explain.config_text import changed, policy_in, rewritten, settings_in
 from headrace.plugins.explain.searching import (
     ClientLevel,
     SettingsSearch,
@@ -39,15 +34,16 @@ from headrace.plugins.explain.searching import (
     TunedSettings,
     best_level,
     candidates,
-    saturated,
+    keeps,
+    poisson,
 )
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.scheduling.policy import BatchPolicy
 
 _BUSY = 0.8  # share of a core that the clients use: with more, they may be the limit
+_LEFT = 0.9  # of a trial's progress, by each of its levels: how many there are is not known
 _STYLES = {BEST: "bold green", TARGET: "red"}
-_HEADS = ("", "SETTINGS", "CLIENTS", "REQ/S", "P50", "P99", "KEPT")
-_RIGHT = "CLIENTS REQ/S P50 P99"
+_RIGHT = "CLIENTS RATE REQ/S P50 P99"
 
 
 class Tuning:
@@ -72,11 +68,14 @@ class Tuning:
         levels = [2**power for power in range(options.clients.bit_length())]
         arrivals: tuple[int, ...] = ()
         if options.rate:
-            levels, arrivals = [0], poisson(options.rate, options.seconds, options.seed)
+            levels, arrivals = [0], self._arrivals(options.rate)
         found = candidates(present, rows, options.p99, options.instances or cores, threads)
         self.search = SettingsSearch(
             options.p99, self._policy_of, rows, levels, list(found), arrivals=arrivals
         )
+
+    def _arrivals(self, rate: float) -> tuple[int, ...]:
+        return poisson(rate, self._options.seconds, self._options.seed)
 
     def _policy_of(self, settings: TunedSettings) -> BatchPolicy:
         return policy_in(changed(self._config, self._present, settings))
@@ -116,40 +115,41 @@ class Tuning:
 
     def _try(self, wanted: TunedSettings, progress: "_TrialProgress") -> SettingsTrial:
         """Load settings, and measure them; the present ones, too, so that a refusal ends all."""
-        levels, batches, server_ns = list[ClientLevel](), list[tuple[int, int]](), 0
+        levels, batches, pause_ns = list[ClientLevel](), list[tuple[int, int]](), 0
         try:
             self._overridden = True
             self._load(changed(self._config, self._present, wanted))
             self._explain()  # the log of batches begins
-            for done, clients in enumerate(self.search.levels):
-                share = done / len(self.search.levels)
-                load = f"{clients} clients" if clients else f"{self._options.rate} requests/s"
-                progress.tell(f"{self._name(wanted)}, {load}", share)
-                levels.append(self._measure(clients))
+            while (load := self.search.next_load(levels)) is not None:
+                clients, rate = load
+                of = number(rate or self._options.rate)
+                told = f"{clients} clients" if clients else f"{of} requests/s"
+                progress.tell(f"{self._name(wanted)}, {told}", 1 - _LEFT ** len(levels))
+                levels.append(self._measure(clients, rate))
                 found = self._explain()
                 if not found["last_batches"]:
                     why = found["obstacle"]
                     raise CommandFailed(f"model '{self._model}' cannot be tuned: {why}")
-                server_ns = server_ns or found["logged"]["mean_ns"]
+                if not batches:
+                    pause_ns = max(levels[0].mean_ns - found["logged"]["mean_ns"], 0)
                 batches += [_batch(each) for each in found["last_batches"]]
-                if saturated(levels, self._options.p99):
-                    break
         except ClientError as error:
             if wanted == self._present and not levels:
                 raise
             if not levels:
                 return SettingsTrial(wanted, (), error=str(error))
-        return SettingsTrial(wanted, levels, batches, server_ns)
+        return SettingsTrial(wanted, levels, batches, pause_ns)
 
-    def _measure(self, clients: int) -> ClientLevel:
+    def _measure(self, clients: int, rate: float) -> ClientLevel:
         stopped, begun = Event(), None
         load = partial(
             measure, request=self._request, clients=clients, seconds=self._options.seconds,
-            stopped=stopped, arrivals=self.search.arrivals,
+            stopped=stopped,
+            arrivals=self._arrivals(rate) if rate else self.search.arrivals,
         )  # fmt: skip
         try:
             begun = self._server.begin(load)
-            return begun.result()
+            return begun.result()._replace(rate=rate)
         except KeyboardInterrupt:
             stopped.set()  # it may come while it begins
             if begun is not None:
@@ -175,7 +175,7 @@ class Tuning:
     def kept(self) -> bool:
         """True if the best settings keep the target."""
         best = self.search.best()
-        return best is not None and self._best(best).p99_ns <= self._options.p99
+        return best is not None and keeps(self._best(best), self._options.p99)
 
     def write(self, path: Path) -> str:
         """Write the best settings into a `config.pbtxt`, which may be new; "" if none differs."""
@@ -216,7 +216,9 @@ class Tuning:
         trials, best = self.search.trials, self.search.best()
         done = [*zip((each for each in trials if each.levels), cycle(ascii_letters))]
         rows = [(letter, *self._row(each)) for each, letter in done]
-        yield from fitted_table(_HEADS, rows, _RIGHT)
+        load = "CLIENTS" if self.search.levels else "RATE"
+        heads = ("", "SETTINGS", load, "REQ/S", "P50", "P99", "KEPT")
+        yield from fitted_table(heads, rows, _RIGHT)
         yield from (": ".join(self._told(each)) for each in trials if each.error)
         yield ""
         if best is None:
@@ -229,8 +231,9 @@ class Tuning:
         yield ""
         if self.kept:
             first, more = self._best(trials[0]), ""
-            if best is not trials[0] and found.clients:
-                more = f", {found.per_second / first.per_second:.2f} times as many"
+            if best is not trials[0] and (found.clients or found.rate):
+                times = (found.rate or found.per_second) / (first.rate or first.per_second)
+                more = f", {times:.2f} times as many"
             elif best is not trials[0]:
                 p99, before = (duration(each.p99_ns / 1e9) for each in (found, first))
                 more = f", p99 {p99} instead of {before}"
@@ -262,15 +265,18 @@ class Tuning:
         return self._name(trial.settings), f"{self._rate(level)}, p99 {p99}"
 
     def _rate(self, level: ClientLevel) -> str:
+        if level.rate:
+            return f"{number(level.rate)} requests/s"
         of = f"with {level.clients} clients" if level.clients else f"of {self._options.rate}"
         return f"{number(level.per_second)} requests/s {of}"
 
     def _row(self, trial: SettingsTrial) -> tuple[str, ...]:
         level = self._best(trial)
+        load = level.clients if self.search.levels else level.rate
         return (
-            self._name(trial.settings), str(level.clients or "-"), number(level.per_second),
+            self._name(trial.settings), number(load or None), number(level.per_second),
             duration(level.p50_ns / 1e9), duration(level.p99_ns / 1e9),
-            "yes" if level.p99_ns <= self._options.p99 else "no",
+            "yes" if keeps(level, self._options.p99) else "no",
         )  # fmt: skip
 
 
