@@ -105,6 +105,37 @@ def test_inference(client: Any) -> None:
         found.array  # noqa: B018
 
 
+def test_numbers_of_numpy(client: Any) -> None:
+    parameters = {"whole": np.int64(3), "ratio": np.float32(0.5), "flag": np.bool_(True)}
+    found = client.infer("simple", PAIR, version=1, parameters=parameters)
+    assert found.version == "1"
+    failing = {"fail": np.bool_(True)}
+    with pytest.raises(StatusError, match="as asked"):
+        list(client.stream("teller", {"TEXT": "x", "COUNT": 1}, parameters=failing, version=1))
+    digits = client.model("digits", np.int64(2))
+    assert digits(image=[0] * 64).version == "2"
+    [best] = digits.infer({"image": [0] * 64}, classes={"probabilities": np.int64(2)}).texts()
+    assert len(best) == 2
+    assert client.ready("digits", 1)
+    assert client.model_metadata("digits", 1)["name"] == "digits"
+    assert client.model_config("digits", 1)["name"] == "digits"
+    assert client.statistics("digits", 1)["model_stats"][0]["version"] == "1"
+
+
+def test_texts_that_cannot_be_sent(client: Any) -> None:
+    half, text = "\ud800", "is no text in UTF-8"
+    for given in ({"id": half}, {"parameters": {"p": half}}, {"version": half}):
+        with pytest.raises(InputError, match=text):
+            client.infer("simple", PAIR, **given)
+    for ask in (client.model_metadata, client.load, partial(client.infer, inputs=PAIR)):
+        with pytest.raises(InputError, match=text):
+            ask(half)
+    with pytest.raises(InputError, match="surrogate"):
+        client.load("simple", half)
+    with pytest.raises(InputError, match="outputs are a list of names, not one: 'OUTPUT1'"):
+        client.infer("simple", PAIR, outputs="OUTPUT1")
+
+
 def test_an_infinite_timeout_is_none(client: Any) -> None:
     assert client.infer("simple", PAIR, timeout=float("inf"))["OUTPUT0"].shape == (1, 16)
 
@@ -172,6 +203,21 @@ def test_a_stream_of_numbers_that_json_has_not(client: Any) -> None:
     given = np.array([[np.nan, np.inf, -np.inf, 1.5]], np.float32)
     [found] = client.stream("identity_FP32", {"INPUT0": given})
     np.testing.assert_array_equal(found.array, given)
+
+
+def test_flat_json_of_numbers_that_json_has_not(urls: Mapping[str, str], repository: Path) -> None:
+    document = {"INPUT0": [np.nan, np.inf, np.float32(1.5)]}
+    options = OPTIONS | {"load_model": "identity_FP32"}
+    with Client(urls["http"]) as client, headrace.Engine(repository, **options) as embedded:
+        [ours], [theirs] = (
+            list(one.generate_stream("identity_FP32", document, version=1))
+            for one in (embedded, client)
+        )
+        for one in (embedded, client):
+            with pytest.raises(InputError, match="no JSON form"):
+                list(one.generate_stream("identity_FP32", {"INPUT0": object()}))
+    np.testing.assert_array_equal(ours["OUTPUT0"], [np.nan, np.inf, 1.5])
+    assert repr(ours) == repr(theirs)
 
 
 def test_documents(client: Any) -> None:

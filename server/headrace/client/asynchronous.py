@@ -27,7 +27,7 @@ from headrace.client import (
 from headrace.client.address import DEFAULT_URL, Address
 from headrace.client.division import PARTS_AT_ONCE, divided, joined
 from headrace.client.tables import ArrowStream
-from headrace.client.transport import InferRequest, Result, Transport
+from headrace.client.transport import InferRequest, Result, Transport, checked_text, version_text
 from headrace.client.values import ModelSignature, needs_signature, tensor_of
 from headrace.connections.tls import TlsFileError, client_context_of
 from headrace.core.call import Parameter
@@ -80,14 +80,14 @@ class AsyncModels:
 
     # --- inference
 
-    def model(self, name: str, version: str = "") -> "AsyncModel":
+    def model(self, name: str, version: str | int = "") -> "AsyncModel":
         """A handle of a model, to be called with its inputs by name."""
         return AsyncModel(self, name, version)
 
     async def infer(
         self, model: str, inputs: Inputs, *, outputs: Sequence[str] = (),
         classes: Mapping[str, int] | None = None, parameters: Mapping[str, Parameter] | None = None,
-        id: str = "", version: str = "", timeout: float | None = None,
+        id: str = "", version: str | int = "", timeout: float | None = None,
     ) -> Result:  # fmt: skip
         """Run a model; arrays are sent in their own datatypes and shapes.
 
@@ -101,7 +101,7 @@ class AsyncModels:
         return await self.send(
             InferRequest(
                 model, tensors, outputs or list(classes or ()), classes or {}, parameters or {},
-                id, version,
+                id, version_text(version),
             ),
             timeout,
         )  # fmt: skip
@@ -162,7 +162,7 @@ class AsyncModels:
 
     async def stream(
         self, model: str, inputs: Inputs, *, outputs: Sequence[str] = (),
-        parameters: Mapping[str, Parameter] | None = None, id: str = "", version: str = "",
+        parameters: Mapping[str, Parameter] | None = None, id: str = "", version: str | int = "",
         timeout: float | None = None,
     ) -> AsyncGenerator[Result, None]:  # fmt: skip
         """Run a model with any number of responses; yields them as they arrive.
@@ -172,23 +172,30 @@ class AsyncModels:
         """
         tensors = await self.tensors(model, inputs, version)
         signature = await self.signature(model, version)
-        request = InferRequest(model, tensors, outputs, {}, parameters or {}, id, version)
+        request = InferRequest(
+            model, tensors, outputs or (), {}, parameters or {}, id, version_text(version)
+        )
         found = self._open().stream(request, signature, self._seconds(timeout))
         async with aclosing(found) as responses:
             async for response in responses:
                 yield Result(response)
 
     async def generate_stream(
-        self, model: str, document: Document, *, version: str = "", timeout: float | None = None
-    ) -> AsyncGenerator[Document, None]:
+        self, model: str, document: Document, *, version: str | int = "",
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Document, None]:  # fmt: skip
         """Send flat JSON to a model over HTTP; yields the responses as they arrive."""
-        found = self._open().generate(model, version, document, self._seconds(timeout))
+        name, number = checked_text("the model's name", model), version_text(version)
+        found = self._open().generate(name, number, document, self._seconds(timeout))
         async with aclosing(found) as responses:
             async for response in responses:
                 yield response
 
-    async def signature(self, model: str, version: str = "", fresh: bool = False) -> ModelSignature:
+    async def signature(
+        self, model: str, version: str | int = "", fresh: bool = False
+    ) -> ModelSignature:
         """The inputs and outputs of a model, from the client's cache unless `fresh`."""
+        version = version_text(version)
         known = None if fresh else self._signatures.get((model, version))
         if known is None:
             metadata, config = await asyncio.gather(
@@ -197,8 +204,9 @@ class AsyncModels:
             known = self._signatures[model, version] = ModelSignature.of(metadata, config)
         return known
 
-    async def tensors(self, model: str, inputs: Inputs, version: str = "") -> list[Tensor]:
+    async def tensors(self, model: str, inputs: Inputs, version: str | int = "") -> list[Tensor]:
         """Convert values to a model's declared inputs; raises `InputError` for a mismatch."""
+        version = version_text(version)
         known = (model, version) in self._signatures
         signature = await self.signature(model, version)
         if known and signature.arranges(inputs):
@@ -224,16 +232,18 @@ class AsyncModels:
         """True if the server is alive; raises `ConnectionFailed` without an answer."""
         return await self._holds("ServerLive", "live", None)
 
-    async def ready(self, model: str = "", version: str = "") -> bool:
+    async def ready(self, model: str = "", version: str | int = "") -> bool:
         """True if the server, or one of its models, takes requests."""
         return await self._ready(model, version, None)
 
-    async def _ready(self, model: str, version: str, timeout: float | None) -> bool:
+    async def _ready(self, model: str, version: str | int, timeout: float | None) -> bool:
         if model:
             return await self._holds("ModelReady", "ready", timeout, name=model, version=version)
         return await self._holds("ServerReady", "ready", timeout)
 
-    async def wait_ready(self, model: str = "", version: str = "", seconds: float = 60.0) -> None:
+    async def wait_ready(
+        self, model: str = "", version: str | int = "", seconds: float = 60.0
+    ) -> None:
         """Wait until `ready`, even for a server that is not started yet; raises `TimedOut`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
@@ -254,15 +264,15 @@ class AsyncModels:
         """Name, version and extensions of the server."""
         return await self.document("ServerMetadata")
 
-    async def model_metadata(self, model: str, version: str = "") -> Document:
+    async def model_metadata(self, model: str, version: str | int = "") -> Document:
         """The inputs, outputs and versions of a model."""
         return await self.document("ModelMetadata", name=model, version=version)
 
-    async def model_config(self, model: str, version: str = "") -> Document:
+    async def model_config(self, model: str, version: str | int = "") -> Document:
         """The configuration of a model, as completed by the server."""
         return await self.document("ModelConfig", name=model, version=version)
 
-    async def statistics(self, model: str = "", version: str = "") -> Document:
+    async def statistics(self, model: str = "", version: str | int = "") -> Document:
         """The counters of a model, or of all models."""
         return await self.document("ModelStatistics", name=model, version=version)
 
@@ -298,7 +308,7 @@ class AsyncModels:
 
     async def ask(
         self, operation: str, given: Document | None = None, timeout: float | None = None, /,
-        **parts: str,
+        version: str | int = "", **parts: str,
     ) -> Any:  # fmt: skip
         """The JSON document of an operation's answer; None if it has none.
 
@@ -306,13 +316,16 @@ class AsyncModels:
         empty ones are left out. Over gRPC, documents are the JSON form of the messages.
         """
         found, seconds = NAMED[operation], self._seconds(timeout)
-        return await self._retried(lambda: self._open().ask(found, given, parts, seconds))
+        texts = {name: checked_text(f"the {name}", part or "") for name, part in parts.items()}
+        texts["version"] = version_text(version)
+        return await self._retried(lambda: self._open().ask(found, given, texts, seconds))
 
     async def document(
-        self, operation: str, given: Document | None = None, /, **parts: str
-    ) -> Document:
+        self, operation: str, given: Document | None = None, /, version: str | int = "",
+        **parts: str,
+    ) -> Document:  # fmt: skip
         """The JSON object of an operation's answer; see `ask`."""
-        found = await self.ask(operation, given, **parts)
+        found = await self.ask(operation, given, version=version, **parts)
         if not isinstance(found, dict):
             raise AnswerError(f"the answer to {operation} is no JSON object")
         return found
@@ -329,10 +342,11 @@ class AsyncModels:
         return await self._retried(lambda: self._open().fetch(path, self.timeout))
 
     async def _holds(
-        self, operation: str, member: str, timeout: float | None, **parts: str
-    ) -> bool:
+        self, operation: str, member: str, timeout: float | None, version: str | int = "",
+        **parts: str,
+    ) -> bool:  # fmt: skip
         try:
-            found = await self.ask(operation, None, timeout, **parts)
+            found = await self.ask(operation, None, timeout, version=version, **parts)
         except StatusError as error:
             if error.status in _NOT_READY:
                 return False
@@ -456,9 +470,9 @@ class AsyncModel:
     `bytes`. A mismatch raises `InputError`, and nothing is sent.
     """
 
-    def __init__(self, client: AsyncModels, name: str, version: str = "") -> None:
+    def __init__(self, client: AsyncModels, name: str, version: str | int = "") -> None:
         self.name = name
-        self.version = version
+        self.version = version_text(version)
         self._client = client
 
     async def __call__(self, table: Any = None, /, **inputs: Any) -> Result:

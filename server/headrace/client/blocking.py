@@ -115,7 +115,7 @@ class BlockingModels(Generic[M]):
         # Also for one that is never closed.
         self._end = weakref.finalize(self, _stop, self._loop, thread, self._process)
 
-    def model(self, name: str, version: str = "") -> "Model":
+    def model(self, name: str, version: str | int = "") -> "Model":
         """A handle of a model, to be called with its inputs by name."""
         return Model(self, name, version)
 
@@ -241,13 +241,13 @@ class Client(BlockingModels[AsyncClient]):
 class Model:
     """A model; created by `BlockingModels.model`. See `AsyncModel`."""
 
-    def __init__(self, client: BlockingModels[Any], name: str, version: str = "") -> None:
+    def __init__(self, client: BlockingModels[Any], name: str, version: str | int = "") -> None:
         self.name = name
-        self.version = version
         self._client = client
         self._run = client._run
         self._aclose = client._aclose
         self._asynchronous = client._asynchronous.model(name, version)
+        self.version = self._asynchronous.version
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Model, (self._client, self.name, self.version)

@@ -31,13 +31,14 @@ def answer_document(operation: Operation, data: bytes) -> Any:
 def request_message(operation: Operation, given: Document, parts: Mapping[str, str]) -> bytes:
     """The request message for a document as over HTTP; raises `InputError`."""
     named = {name: value for name, value in parts.items() if value}
-    if operation.name in ("RepositoryModelLoad", "RepositoryModelUnload"):
-        fields = {bool: "bool_param", str: "string_param", bytes: "bytes_param"}
-        control = pb.RepositoryModelLoadRequest(model_name=named["name"])  # both are alike
-        for name, value in given.get("parameters", {}).items():
-            setattr(control.parameters[name], fields[type(value)], value)
-        return control.SerializeToString()
     try:
-        return ParseDict(given | named, _class(operation, operation.request)()).SerializeToString()
-    except ParseError as error:
+        if operation.name in ("RepositoryModelLoad", "RepositoryModelUnload"):
+            fields = {bool: "bool_param", str: "string_param", bytes: "bytes_param"}
+            control = pb.RepositoryModelLoadRequest(model_name=named["name"])  # both are alike
+            for name, value in given.get("parameters", {}).items():
+                setattr(control.parameters[name], fields[type(value)], value)
+            return control.SerializeToString()
+        message = _class(operation, operation.request)()
+        return ParseDict(given | named, message).SerializeToString()
+    except (ParseError, TypeError, ValueError) as error:
         raise InputError(f"{operation.name}: {error}") from None

@@ -19,6 +19,7 @@ from headrace.client.transport import (
     InferRequest,
     Responses,
     endpoint_of,
+    flat_json,
     header_text,
     hung_up,
     late,
@@ -77,7 +78,7 @@ class HttpTransport:
         """The JSON of an operation's answer; None if it has no body."""
         routes = operation.routes
         route = next((found for found in routes if found.body is (given is not None)), routes[0])
-        body = [] if route.method != "POST" else [orjson.dumps(given or {}, default=_base64)]
+        body = [] if route.method != "POST" else [_given_json(operation, given or {})]
         answer = await self._ask(
             HttpRequest(route.method, self._path(route, parts), _JSON, body), seconds
         )
@@ -118,7 +119,7 @@ class HttpTransport:
     ) -> AsyncGenerator[Document, None]:
         """The server-sent events that answer a request of flat JSON."""
         path = self._operation_path("GenerateStream", model, version)
-        asked = HttpRequest("POST", path, _JSON, [_written(document)])
+        asked = HttpRequest("POST", path, _JSON, [flat_json(document)])
         async with aclosing(self._events(asked, seconds)) as events:
             async for text in events:
                 response = _parsed(text, "an event is no JSON")
@@ -264,21 +265,12 @@ def _output(declared: Declared, value: Any) -> Tensor:
     return Tensor(declared.name, declared.datatype, array)
 
 
-def _written(document: Document) -> bytes:
-    """A request as JSON, with NaN and infinities as bare words, which orjson writes as null.
-
-    Raises `InputError` for values that have no JSON form.
-    """
+def _given_json(operation: Operation, given: Document) -> bytes:
+    """The document of a request as JSON; raises `InputError` for values that have no JSON form."""
     try:
-        text = orjson.dumps(document)
-        return json.dumps(document, default=_plainly).encode() if b"null" in text else text
+        return orjson.dumps(given, default=_base64)
     except TypeError as error:
-        raise InputError(f"the request has no JSON form: {error}") from None
-
-
-def _plainly(value: Any) -> Any:
-    """A value of another type as orjson writes it."""
-    return orjson.loads(orjson.dumps(value))
+        raise InputError(f"{operation.name}: {error}") from None
 
 
 def _base64(content: bytes) -> str:

@@ -1,13 +1,17 @@
 """Parts common to both transports: requests, streamed responses, and results."""
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
+from operator import index
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+import orjson
 
 from headrace.api.operations import Document, Operation
 from headrace.client import ClientError, ConnectionFailed, InputError, TimedOut
@@ -17,6 +21,7 @@ from headrace.connections.endpoint import Endpoint
 from headrace.core.call import InferResponse, Parameter
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Array, Tensor, TensorArray
+from headrace.core.texts import shown
 
 T = TypeVar("T")
 _MOST_WAITING = 64  # unread responses above which the server is held
@@ -108,12 +113,43 @@ def late(address: Address, seconds: float) -> TimedOut:
     return TimedOut(f"no answer from {address} within {seconds:g} s")
 
 
+def checked_text(what: str, text: Any) -> str:
+    """A text of a request, which `what` names in errors.
+
+    Raises `InputError` for one that UTF-8 cannot encode, such as half a surrogate pair.
+    """
+    try:
+        str.encode(text)
+    except (TypeError, UnicodeEncodeError):
+        raise InputError(f"{what} is no text in UTF-8: {shown(text)}") from None
+    return str.__str__(text)  # of numpy's text, or of an enumeration
+
+
+def version_text(version: str | int) -> str:
+    """A model's version as in requests; raises `InputError`."""
+    if isinstance(version, int | np.integer):
+        return str(int(version))
+    return checked_text("the version", version or "")
+
+
+def _parameter(name: str, value: object) -> Parameter:
+    """A request parameter as a value of Python; raises `InputError`."""
+    given = value.item() if isinstance(value, np.generic) else value
+    if isinstance(given, str):
+        return checked_text(f"parameter {shown(name)}", given)
+    if isinstance(given, bool | float) or (isinstance(given, int) and -(2**63) <= given < 2**64):
+        return given
+    expected = "a text, a boolean, or a number of 64 bits"
+    raise InputError(f"parameter {shown(name)} is {shown(value)}, expected {expected}")
+
+
 @dataclass(frozen=True, slots=True)
 class InferRequest:
     """An inference request; an empty `version` is the server's choice.
 
     Without `outputs` all are requested; `classes` has, by output, the number of highest classes to
-    return instead of the values.
+    return instead of the values. Raises `InputError` for names, an id and parameters that no
+    request can have.
     """
 
     model: str
@@ -123,6 +159,39 @@ class InferRequest:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     id: str = ""
     version: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.outputs, str):
+            raise InputError(f"outputs are a list of names, not one: {shown(self.outputs)}")
+        checked_text("the model's name", self.model)
+        for name in (*[tensor.name for tensor in self.inputs], *self.outputs, *self.classes):
+            checked_text("the name of a tensor", name)
+        for name in self.parameters:
+            checked_text("the name of a parameter", name)
+        put = partial(object.__setattr__, self)  # the class is frozen
+        put("version", version_text(self.version))
+        put("id", checked_text("the request's id", self.id or ""))
+        put("classes", {name: index(count) for name, count in self.classes.items()})
+        put("parameters", {name: _parameter(name, v) for name, v in self.parameters.items()})
+
+
+def flat_json(document: Document) -> bytes:
+    """A request of flat JSON, with NaN and infinities as bare words, which orjson writes as null.
+
+    Raises `InputError` for values that have no JSON form.
+    """
+    try:
+        text = orjson.dumps(document, default=_flat_value)
+        return json.dumps(document, default=_flat_value).encode() if b"null" in text else text
+    except TypeError as error:
+        raise InputError(f"the request has no JSON form: {error}") from None
+
+
+def _flat_value(value: Any) -> Any:
+    """A value of numpy as one of Python, one of another type as orjson writes it."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return orjson.loads(orjson.dumps(value))
 
 
 class Transport(Protocol):

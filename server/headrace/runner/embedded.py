@@ -115,7 +115,7 @@ class AsyncEngine(AsyncModels):
         each = sum(tensor.array.nbytes for tensor in request.inputs) // max(rows, 1)
         return max(_PART_BYTES // max(each, 1) // most_rows, 1) * most_rows
 
-    def model(self, name: str, version: str = "") -> "AsyncEngineModel":
+    def model(self, name: str, version: str | int = "") -> "AsyncEngineModel":
         """A handle of a model, to be called with its inputs by name."""
         self._open()
         return AsyncEngineModel(self, name, version)
@@ -190,7 +190,7 @@ class AsyncEngineModel(AsyncModel):
 
     _client: AsyncEngine
 
-    def __init__(self, engine: AsyncEngine, name: str, version: str) -> None:
+    def __init__(self, engine: AsyncEngine, name: str, version: str | int) -> None:
         super().__init__(engine, name, version)
         self._layout: KnownInputs | None = None
 
@@ -246,7 +246,7 @@ class EmbeddedEngine(BlockingModels[AsyncEngine]):
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("an engine cannot be pickled: create one in each process")
 
-    def model(self, name: str, version: str = "") -> "EngineModel":
+    def model(self, name: str, version: str | int = "") -> "EngineModel":
         """A handle of a model, to be called with its inputs by name."""
         return EngineModel(self, name, version, self._call)
 
@@ -272,7 +272,7 @@ class EngineModel(Model):
     """A model of an engine, for any number of threads; see `headrace.runner.plain`."""
 
     def __init__(
-        self, engine: EmbeddedEngine, name: str, version: str,
+        self, engine: EmbeddedEngine, name: str, version: str | int,
         call: Callable[[], ThreadCall],
     ) -> None:  # fmt: skip
         super().__init__(engine, name, version)

@@ -10,13 +10,12 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-import orjson
 
 from headrace.api.handlers import BareCall, unary_handlers
 from headrace.api.operations import Document, Operation
 from headrace.client import ClientError, StatusError, TimedOut
 from headrace.client.documents import answer_document, request_message
-from headrace.client.transport import InferRequest, Responses
+from headrace.client.transport import InferRequest, Responses, flat_json
 from headrace.client.values import ModelSignature
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError, ServerExiting, Unsupported
@@ -221,10 +220,11 @@ class InProcessTransport:
         self, model: str, version: str, document: Document, seconds: float
     ) -> AsyncGenerator[Document, None]:
         """The responses to a request of flat JSON."""
+        body = flat_json(document)
         try:
             await self.engine.bring(model, version)
             signature = self.engine.find_version(model, version).chain.signature
-            asked = decode_generate(signature, model, version, orjson.dumps(document))
+            asked = decode_generate(signature, model, version, body)
         except ServerError as error:
             raise status_error(error) from None
         timed = wants_timing(asked)

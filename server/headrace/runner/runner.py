@@ -21,7 +21,7 @@ from headrace.client.address import is_address
 from headrace.client.asynchronous import TIMEOUT_SECS, AsyncModels
 from headrace.client.blocking import BlockingModels
 from headrace.client.tables import table_of
-from headrace.client.transport import InferRequest, Result
+from headrace.client.transport import InferRequest, Result, version_text
 from headrace.client.values import ModelSignature
 from headrace.runner.places import SharedModels, places
 from headrace.runner.schemas import ddl_of, meta_of, table_schema
@@ -43,7 +43,7 @@ class Runner:
     """
 
     def __init__(
-        self, place: str | os.PathLike[str], model: str, version: str = "", *,
+        self, place: str | os.PathLike[str], model: str, version: str | int = "", *,
         columns: Mapping[str, str | Sequence[str]] | None = None,
         keep: Sequence[str] | Mapping[str, Any] = (), outputs: Sequence[str] | None = None,
         timeout: float = TIMEOUT_SECS, rows: int = 0, in_flight: int = _IN_FLIGHT,
@@ -74,7 +74,7 @@ class Runner:
         self.retries = retries
         self.settings = settings
         self.wanted = Wanted(
-            model, version, dict(columns or {}),
+            model, version_text(version), dict(columns or {}),
             dict(keep) if isinstance(keep, Mapping) else list(keep),
             None if outputs is None else list(outputs), rows,
         )  # fmt: skip
@@ -93,7 +93,7 @@ class Runner:
     def __repr__(self) -> str:
         return f"Runner({self.place!r}, {self.wanted.model!r}, {self.wanted.version!r})"
 
-    def __call__(self, *args: Any, **inputs: Any) -> Any:
+    def __call__(self, /, *args: Any, **inputs: Any) -> Any:
         """Run the model.
 
         Arrays by the names of inputs, or in their order, give a `Result`. A table or a dict of
@@ -109,7 +109,7 @@ class Runner:
             return models.model(wanted.model, wanted.version)(**given)
         return models.begin(partial(self._ask, given)).result()
 
-    async def call(self, *args: Any, **inputs: Any) -> Any:
+    async def call(self, /, *args: Any, **inputs: Any) -> Any:
         """Run the model for a coroutine; see `__call__`."""
         if (table := _only_table(args, inputs)) is not None:
             return await asyncio.to_thread(self, table)
