@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -44,6 +45,21 @@ _GROWS = """
                 found.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", values)]))
             return found
 """
+
+
+_SAME = """
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            answers = []
+            for request in requests:
+                x = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+                answers.append(pb_utils.InferenceResponse([FOUND]))
+            return answers
+"""
+_ROWS = "\nmax_batch_size: 8\n"
 
 
 def lent(server: ServerProcess) -> set[int]:
@@ -118,6 +134,36 @@ def test_outputs_of_other_sizes(own: Callable[..., ServerProcess], tmp_path: Pat
             with Client(f"{scheme}:{tmp_path}/{scheme}") as client:
                 for size in (1 << 20, 1 << 20, 1 << 22, 1 << 22, 1 << 16, 3, 1 << 20):
                     np.testing.assert_array_equal(grown(client, size), np.arange(size))
+        assert server.stop() == 0
+
+
+def test_outputs_of_a_model_that_is_loaded_anew(
+    own: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    """Also those that it did not have, without those that it has no more."""
+    values = np.arange(1 << 18, dtype=np.float32).reshape(1, -1)
+
+    def load(client: Client, *names: str) -> None:
+        config = tensors("input", ("INPUT0", "FP32", "-1"))
+        config += "".join(tensors("output", (name, "FP32", "-1")) for name in names)
+        found = ", ".join(f'pb_utils.Tensor("{name}", x)' for name in names)
+        source = _SAME.replace("FOUND", found)
+        shutil.rmtree(tmp_path / "models" / "changes", ignore_errors=True)
+        write_python_model(
+            tmp_path / "models", "changes", source, config + execution("thread") + _ROWS
+        )
+        client.load("changes")
+
+    with own("--model-control-mode=explicit", "--load-model=simple") as server:
+        for scheme in SCHEMES:
+            with Client(f"{scheme}:{tmp_path}/{scheme}") as client:
+                for names in (("A",), ("A", "B"), ("B",), ("C", "B")):
+                    load(client, *names)
+                    for _ in range(3):
+                        found = client.infer("changes", {"INPUT0": values})
+                        assert set(found) == set(names)
+                        for name in names:
+                            np.testing.assert_array_equal(found[name], values)
         assert server.stop() == 0
 
 

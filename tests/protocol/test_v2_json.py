@@ -110,6 +110,18 @@ def test_a_request_with_every_field() -> None:
     assert form == ResponseForm(binary=True, named={"y": False, "z": True})
 
 
+def test_named_outputs_beside_all_others() -> None:
+    named = [{"name": "y", "parameters": in_region()}, {"name": "z"}]
+    given = {"headrace_all_outputs": True, "binary_data_output": True, "mine": 1}
+    request, form = decode(document(outputs=named, parameters=given))
+    assert (request.outputs, request.parameters) == ((), {"mine": 1})
+    assert request.options.shared is not None
+    assert list(request.options.shared.outputs) == ["y"]
+    assert form == ResponseForm(True, {"y": False, "z": False}, frozenset({"y"}))
+    request, _ = decode(document(outputs=named, parameters={"headrace_all_outputs": False}))
+    assert request.outputs == ("y", "z")
+
+
 FIELDS = "Input must set only one of the following fields"
 SHAPE = "Unable to parse 'shape' of input 'x'"
 

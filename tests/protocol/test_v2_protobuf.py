@@ -215,6 +215,15 @@ def put_in_region(item: Any, offset: int = 0, size: int = 8, **more: Any) -> Any
     return item
 
 
+def test_named_outputs_beside_all_others() -> None:
+    given = with_parameter("headrace_all_outputs", bool_param=True)
+    put_in_region(given.outputs.add(name="y"), 8, 0)
+    request = over_the_wire(given)
+    assert (request.outputs, request.parameters) == ((), {})
+    assert request.options.shared is not None
+    assert list(request.options.shared.outputs) == ["y"]
+
+
 def test_tensors_in_shared_memory() -> None:
     given = message(id="7")
     put_in_region(given.inputs.add(name="a", datatype="FP32", shape=[2]), 16)

@@ -89,10 +89,10 @@ class HttpTransport:
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
         """The response to a request."""
         path = self._operation_path("ModelInfer", request.model, request.version)
-        parameters = {**request.parameters, "binary_data_output": True}
 
         async def send(given: InferRequest, shared: SharedTensors) -> InferResponse:
             inputs = [(t.name, t.datatype, t.array.shape, [t.array]) for t in given.inputs]
+            parameters = {**given.parameters, "binary_data_output": True}
             pieces, size = write_request(
                 inputs, given.outputs, parameters, given.id, given.classes,
                 places=shared.places, rooms=shared.rooms,

@@ -6,8 +6,9 @@ the file system, and ends with the client. Inputs of a request are in one region
 one; tensors without a region, and all of a server that takes none, are in the message.
 
 The outputs' sizes are those of the last response to such inputs; a larger output comes in the
-message. Outputs are views of their region, which is reused when nothing refers to them any more.
-After a failed request the server may still use its regions: they are given up.
+message, and so does one that the model has only had since it was loaded anew. Outputs are views of
+their region, which is reused when nothing refers to them any more. After a failed request the
+server may still use its regions: they are given up.
 
 Owned by the event loop, except that regions may be released on any thread.
 """
@@ -32,6 +33,7 @@ from headrace.core.call import InferResponse, RegionSlice
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Tensor
 from headrace.ipc.memory import new_file
+from headrace.protocol.parameters import ALL_OUTPUTS
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +137,9 @@ class ClientMemory:
             rooms = laid_out(wanted, outputs.name)
             views = {n: whole.data[p.offset : p.offset + p.byte_size] for n, p in rooms.items()}
             shared = replace(shared, rooms=rooms, views=views)
-            asked = replace(request, outputs=request.outputs or list(sizes))
+            if not request.outputs:
+                every = {**request.parameters, ALL_OUTPUTS: True}
+                asked = replace(request, outputs=list(sizes), parameters=every)
         try:
             response = await send(asked, shared)
         except StatusError as error:

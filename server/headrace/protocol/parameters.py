@@ -312,6 +312,9 @@ EXACT_TIMING = b'queue;dur=%de-6, compute;dur=%de-6, batch;desc="%d"'
 TIMING_PARAMETER = (
     "headrace_timing"  # a request parameter: answer with timings among the parameters
 )
+# A request parameter of this server's own client: the model's other outputs are requested, too. The
+# named ones are then those that have places in shared memory, as far as the model still has them.
+ALL_OUTPUTS = "headrace_all_outputs"
 GRPC_TIMEOUT = b"grpc-timeout"
 ENVOY_TIMEOUT = b"x-envoy-expected-rq-timeout-ms"
 _GRPC_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")

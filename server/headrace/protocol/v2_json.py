@@ -67,6 +67,7 @@ from headrace.protocol.elements import (
 )
 from headrace.protocol.json_text import LONG, LongArray, parse_json
 from headrace.protocol.parameters import (
+    ALL_OUTPUTS,
     REGION,
     call_options,
     check_text,
@@ -80,7 +81,7 @@ from headrace.protocol.parameters import (
 
 JSON_SIZE = "inference-header-content-length"  # the header's name
 _JSON_SIZE = re.compile(r"-?[0-9]{1,10}")
-_TRANSPORT = frozenset({"binary_data_output"})
+_TRANSPORT = frozenset({"binary_data_output", ALL_OUTPUTS})
 # Bytes of JSON beside long arrays: more than all tensors and parameters that a request may have.
 MAX_BESIDE = 8 << 20
 _INT = frozenset({int})
@@ -187,11 +188,13 @@ def decode_infer(
     if len(request_id) > SHORT_TEXT:
         check_text("the id of a request", request_id)
     form = ResponseForm()
+    every = False  # output is requested
     reserved: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
     if document.get("parameters") is not None:
         parameters = _member(document, "parameters", dict)
         reserved, custom = split_parameters(parameters, _TRANSPORT)
+        every = parameters.get(ALL_OUTPUTS) is True
         form.binary = parameters.get("binary_data_output", False)
         if type(form.binary) is not bool:
             raise InvalidRequest(
@@ -222,7 +225,7 @@ def decode_infer(
         shared = Shared(inputs.shared, places)
         form.shared = frozenset(places)
     call = Call(
-        model, version, request_id, tensors, tuple(form.named), custom,
+        model, version, request_id, tensors, () if every else tuple(form.named), custom,
         call_options(reserved, classes, shared), size,
     )  # fmt: skip
     return call, form

@@ -51,6 +51,7 @@ from headrace.core.texts import bounded
 from headrace.protocol.classification import check_class_count
 from headrace.protocol.elements import charge_objects, tensor_from_values
 from headrace.protocol.parameters import (
+    ALL_OUTPUTS,
     PARAMETERS,
     REGION,
     call_options,
@@ -79,7 +80,7 @@ from headrace.protocol.status import BEGUN_PARAMETER
 LONG = 64 << 10  # bytes of a message above which a scan before parsing pays
 _USUAL_FIELDS = 1024  # of a message that is worth remembering
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-_TRANSPORT = frozenset({EMPTY_FINAL_RESPONSE, "binary_data_output"})
+_TRANSPORT = frozenset({EMPTY_FINAL_RESPONSE, "binary_data_output", ALL_OUTPUTS})
 _OF_SHARED = frozenset({*PARAMETERS, "classification"})
 _NOTHING: dict[str, Any] = {}
 
@@ -173,6 +174,8 @@ def decode_infer(
             name, datatype, list(item.shape), raw[index], message.model_name, message.id
         )
     outputs, classes, places = _outputs(message)
+    if parameters.get(ALL_OUTPUTS) is True:
+        outputs = ()
     options = call_options(reserved, classes, Shared(shared, places) if shared or places else None)
     return Call(
         message.model_name, message.model_version, message.id, tensors, outputs, custom, options,
