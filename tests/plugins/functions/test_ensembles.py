@@ -99,6 +99,17 @@ def test_forms_of_functions() -> None:
     assert (only.model_name, only.model_version) == ("tokenizer", 3)
     assert dict(only.output_map) == {"TOKENS": "output"}
 
+    @ensemble
+    def versions(x: Float32[1], version: Float32[1]) -> Float32[1]:
+        first = step("m", version=version, x=x).y
+        return step("n", 2, version=first, x=step("o", version=3, x=x).y).y
+
+    steps = config_of(versions).ensemble_scheduling.step
+    assert [(one.model_name, one.model_version) for one in steps] == [("m", -1), ("o", 3), ("n", 2)]
+    assert [dict(one.input_map) for one in steps] == [
+        {"version": "version", "x": "x"}, {"x": "x"}, {"version": "0.y", "x": "1.y"},
+    ]  # fmt: skip
+
     @ensemble(outputs=["a", "b"])
     def several(x: Float32[1]) -> tuple[Float32[1], Float32[1]]:
         found = step("m", x=x)

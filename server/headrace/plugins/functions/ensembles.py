@@ -102,12 +102,15 @@ class _Trace:
             yield "  }"
 
 
-def step(model: str, /, version: int = 0, **inputs: Any) -> StepOutputs:
+def step(model: str, version: int = 0, /, **inputs: Any) -> StepOutputs:
     """Run a model in an ensemble: its inputs by name; the outputs by `.NAME` or `["NAME"]`.
 
-    `version` 0 is the one that requests without a version go to. Only for functions under
-    `@headrace.ensemble`; raises `SignatureError`.
+    `version` 0 is the one that requests without a version go to; it may also be given by name,
+    unless the model has an input of that name. Only for functions under `@headrace.ensemble`;
+    raises `SignatureError`.
     """
+    if "version" in inputs and not isinstance(inputs["version"], StepTensor | StepOutputs):
+        version = inputs.pop("version")
     for name, tensor in inputs.items():
         if not isinstance(tensor, StepTensor):
             hint = ": take one of its outputs" if isinstance(tensor, StepOutputs) else ""
