@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Headrace
+from tests.models.python_models import tensors, write_python_model
+from tests.support.server_process import clean_server
 
 Write = Callable[[str, bytes | str], Path]
 
@@ -23,6 +25,20 @@ THREE = np.array([
 ])  # fmt: skip
 FLAT = json.dumps(THREE.ravel().tolist())
 ONES = json.dumps([1] * 16)
+SIMILAR = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [
+                pb_utils.InferenceResponse([
+                    pb_utils.Tensor(name, np.array([number])) for number, name in enumerate(NAMES)
+                ])
+                for _ in requests
+            ]
+"""
 
 
 def npy(array: object) -> bytes:
@@ -175,6 +191,23 @@ def test_saving(headrace: Headrace, tmp_path: Path) -> None:
     assert np.load(folder / "language.npy").tolist() == [[b"de"]]
     ended = headrace("infer", "simple_identity", '["a", "b\\u0000"]', f"--save={folder}")
     assert ended.err.endswith("output 'OUTPUT0' has texts that end with zero bytes\n")
+
+
+def test_outputs_with_similar_names_have_files_of_their_own(
+    command: Headrace, tmp_path: Path
+) -> None:
+    names = ["a/b", "a:b", "a_b", "a_b-2", ".a_b", "ü"]
+    source = SIMILAR.replace("NAMES", repr(names))
+    config = tensors("input", ("X", "INT64", "1"))
+    config += "".join(tensors("output", (name, "INT64", "1")) for name in names)
+    write_python_model(tmp_path / "models", "similar", source, config)
+    with clean_server(tmp_path / "models") as server:
+        ended = command("infer", "similar", "1", f"--save={tmp_path}/to", f"--url={server.url}")
+    assert ended.status == 0, ended.err
+    stems = ["a_b-3", "a_b-4", "a_b", "a_b-2", "a_b-5", "ü"]
+    assert [np.load(tmp_path / "to" / f"{stem}.npy").tolist() for stem in stems] == [
+        [number] for number in range(len(names))
+    ]
 
 
 def test_a_stream(headrace: Headrace) -> None:

@@ -99,14 +99,30 @@ def _save(outputs: Sequence[Tensor], folder: Path) -> None:
     types = {Datatype.BF16: "f4", Datatype.BYTES: "S"}  # which .npy can hold
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        stems = _file_stems([name for name, _, _ in outputs])
         for name, datatype, given in outputs:
             array = np.asarray(given)
             saved = array.astype(types.get(datatype, array.dtype))
             if saved.dtype.kind == "S" and saved.tolist() != array.tolist():
                 raise CommandFailed(f"output {name!r} has texts that end with zero bytes")
-            # The name is the model's, and cannot leave the folder.
-            path = folder / (re.sub(r"[^\w.-]", "_", name).lstrip(".") + ".npy")
+            path = folder / (stems[name] + ".npy")
             np.save(path, saved, allow_pickle=False)
             print(f"wrote {path}", file=sys.stderr)
     except OSError as error:
         raise CommandFailed(f"{error.filename or folder}: {error.strerror}") from None
+
+
+def _file_stems(names: Sequence[str]) -> dict[str, str]:
+    """The names of outputs as those of files: each another one, and none leaves the folder.
+
+    Names that need no change have the first choice, so that they do not depend on the others.
+    """
+    clean = {name: re.sub(r"[^\w.-]", "_", name).lstrip(".") for name in names}
+    found: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: clean[name] != name):
+        stem, number = clean[name], 1
+        while stem in found.values():
+            number += 1
+            stem = f"{clean[name]}-{number}"
+        found[name] = stem
+    return found
