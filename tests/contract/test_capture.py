@@ -142,6 +142,12 @@ def test_captured_requests_are_replayed(models: Path, tmp_path: Path) -> None:
         assert "skipped: 1 (identity: tensor INPUT0 is redacted)" in ran.stdout
         assert "failed as before: 1" in ran.stdout
         assert "failed: 1 (gone: Request for unknown model: 'gone'" in ran.stdout
+        with copy.open("a") as lines:
+            lines.write("\nno JSON")
+        ran = run("replay", str(copy), "--speed=0", f"--url={server.url}")
+        assert (ran.returncode, "line 21: " in ran.stderr) == (1, True), ran.stderr
+        assert "sent 19 requests\nskipped: 1 (" in ran.stdout  # before that line
+        assert "Traceback" not in ran.stderr
         ran = run("replay", f"{tmp_path}/none.jsonl", f"--url={server.url}")
         assert (ran.returncode, "none.jsonl" in ran.stderr) == (1, True)
         assert "Traceback" not in ran.stderr

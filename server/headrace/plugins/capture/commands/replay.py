@@ -14,18 +14,22 @@ _MOST_AT_ONCE = 1024
 
 def _replay(options: argparse.Namespace, server: "Client") -> int:
     # Imported late: help and usage errors need no numpy.
-    from headrace.plugins.capture.commands.replaying import read, replay
+    from headrace.plugins.capture.commands.replaying import ReplayReport, read, replay
 
+    report = ReplayReport()
     requests = read(options.files, options.model)
     given = options.speed, options.concurrency, options.compare
+    replaying = server.begin(lambda client: replay(requests, client, report, *given))
     try:
-        report = server.begin(lambda client: replay(requests, client, *given)).result()
+        replaying.result()
     except (OSError, ValueError) as error:
         raise CommandFailed(str(error)) from None
-    if options.json:
-        print_json(report.document())
-    else:
-        print(report.text())
+    finally:  # what was sent is told after any error, and if the user interrupts
+        replaying.cancel()
+        if options.json:
+            print_json(report.document())
+        else:
+            print(report.text(), flush=True)
     return 1 if report.failed or report.differing else 0
 
 

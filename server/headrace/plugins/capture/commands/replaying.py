@@ -75,12 +75,15 @@ def read(paths: Sequence[str], model: str = "") -> Iterator[CapturedRequest]:
 async def replay(
     requests: Iterator[CapturedRequest],
     client: AsyncModels,
+    report: ReplayReport,
     speed: float = 1.0,
     concurrency: int = 16,
     compare: bool = False,
-) -> ReplayReport:
-    """Send requests `speed` times as fast as they came, 0: as fast as possible."""
-    report = ReplayReport()
+) -> None:
+    """Send requests `speed` times as fast as they came, 0: as fast as possible.
+
+    The `report` has what was done so far also after an error, which ends the replay.
+    """
 
     async def send(request: CapturedRequest) -> None:
         inputs = {name: tensor.array for name, tensor in request.inputs.items()}
@@ -102,7 +105,6 @@ async def replay(
             report.equal += not differing
 
     await paced(_moments(requests, speed, report), send, concurrency)
-    return report
 
 
 def _moments(
@@ -129,9 +131,10 @@ def _differing(request: CapturedRequest, answer: Mapping[str, Any]) -> Iterator[
 
 def _alike(tensor: Tensor, given: Any) -> bool:
     array = np.asarray(given)
-    if array.shape != tensor.array.shape:
+    is_texts = tensor.datatype is Datatype.BYTES
+    if array.shape != tensor.array.shape or is_texts != (array.dtype == object):
         return False
-    if tensor.datatype is Datatype.BYTES:
+    if is_texts:
         return [_bytes(one) for one in array.ravel()] == list(np.asarray(tensor.array).ravel())
     if tensor.datatype in FLOATS:
         wide = array.astype(np.float64), np.asarray(tensor.array, np.float64)
