@@ -1,6 +1,8 @@
 """Version 1 of KServe's protocol: predictions for instances, and what models there are."""
 
+import gzip
 import json
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,29 @@ def test_an_unbatched_model_takes_its_whole_tensor(server: ServerProcess) -> Non
 def test_a_large_request(server: ServerProcess) -> None:
     rows = np.arange(8 * 20_000).reshape(8, -1).tolist()
     assert predict(server, "identity_INT64", {"instances": rows}).document["predictions"] == rows
+
+
+@pytest.mark.parametrize("carrier", FIRST_CARRIER)
+def test_compressed_requests(carrier: str, tmp_path: Path) -> None:
+    write_model(tmp_path, "row_sum", graphs.row_sum(), "max_batch_size: 8")
+    with clean_server(tmp_path, options=CARRIERS[carrier]) as server:
+        for rows in ([[1, 2]], [[1] * 100_000] * 4):  # unpacked at once, and on a thread
+            body = json.dumps({"instances": rows}).encode()
+            for name, packed in (
+                ("gzip", gzip.compress(body)), ("deflate", zlib.compress(body)),
+                ("identity", body),
+            ):  # fmt: skip
+                answer = predict(server, "row_sum", packed, **{"Content-Encoding": name})
+                assert answer.document == {"predictions": [[float(sum(row))] for row in rows]}
+        for name, body, status, text in (
+            ("br", b"{}", 501, "'br', expected one of gzip, deflate, identity"),
+            ("gzip", b"{}", 400, "the request body is not valid gzip"),
+            ("gzip", gzip.compress(b"{"), 400, "failed to parse the request JSON buffer"),
+        ):
+            answer = predict(server, "row_sum", body, **{"Content-Encoding": name})
+            assert (answer.status, text in answer.error) == (status, True), answer.body
+        with Scraper(server.metrics) as scraper:
+            assert scraper.now().value("headrace_admitted_bytes") == 0
 
 
 @pytest.mark.parametrize(("model", "document", "status", "text"), [

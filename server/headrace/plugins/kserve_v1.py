@@ -8,7 +8,8 @@ outputs. Outputs that differ in their number of rows are in one object instead o
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.entrance import HTTP_NOT_DECOUPLED
 from headrace.engine.workbench import LARGE
 from headrace.observability.statistics import Answers
+from headrace.protocol.compression import decompress, decompress_small
 from headrace.protocol.elements import array_of_nested, json_name, nested_json
 from headrace.protocol.json_text import parse_json
 
@@ -112,19 +114,20 @@ def add_v1(app: FastAPI, engine: Engine, gate: Gate, operations: Sequence[Operat
         if (signature := target.signature) is None:  # unloaded again
             raise ModelNotReady(f"model '{name}' is not ready")
         limit = engine.admission.max_request_bytes
-        async with whole_body(request.stream(), account, limit) as body:
+        async with (
+            whole_body(request.stream(), account, limit) as given,
+            _unpacked(memoryview(given), head.content_encoding, account, limit) as body,
+        ):
             size = len(body)
             if size > LARGE:
                 account.grow(size, size)  # what is decoded is about as long
                 try:
                     async with reading:
-                        call = await asyncio.to_thread(
-                            decode_predict, signature, name, memoryview(body)
-                        )
+                        call = await asyncio.to_thread(decode_predict, signature, name, body)
                 finally:
                     account.count(-size)
             else:
-                call = decode_predict(signature, name, memoryview(body))
+                call = decode_predict(signature, name, body)
         call.parameters.update(head.told)
         call.bound_wait(head.timeout)
         return await _answer(request, engine, PredictCall(account, gate, head), call, size)
@@ -138,6 +141,43 @@ def add_v1(app: FastAPI, engine: Engine, gate: Gate, operations: Sequence[Operat
         if all(each.source.name != name for each in engine.models()):
             raise NotFound(obstacle)
         raise ModelNotReady(obstacle)
+
+
+@asynccontextmanager
+async def _unpacked(
+    body: Buffer, encoding: str | None, account: Account, limit: int
+) -> AsyncIterator[Buffer]:
+    """A body without its content encoding, charged as those of infer requests are.
+
+    Raises what `decompress` raises.
+    """
+    small = None if encoding is None else decompress_small(body, encoding)
+    if encoding is None or small is not None:
+        yield body if small is None else small
+        return
+    packed, charged = len(body), 0
+    unpacked: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
+
+    def charge(nbytes: int) -> None:
+        nonlocal charged
+        account.grow(nbytes, packed + charged)
+        charged += nbytes
+
+    def done(found: Buffer | None, error: Exception | None) -> None:
+        if error is not None:
+            unpacked.set_exception(error)
+        elif found is not None:
+            unpacked.set_result(found)
+
+    job = account.server.workbench.do(
+        packed << 3, lambda charge: decompress(body, encoding, limit, charge=charge), done, charge,
+        account,
+    )  # fmt: skip
+    try:
+        yield await unpacked
+    finally:
+        job.cancel()
+        account.count(-charged)
 
 
 async def _answer(
