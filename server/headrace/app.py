@@ -244,9 +244,11 @@ class Application:
 
     async def _reload(self) -> None:
         """Put into effect what can change while the server runs; the rest stays, and is named."""
+        read = ["settings", "repositories"]
         try:
             self._apply(await asyncio.to_thread(self._reread))
         except SettingsError as error:
+            read.remove("settings")
             log.error("SIGHUP: settings stay as they are: %s", error)
         try:
             await self._doors.renew_tls()
@@ -255,8 +257,10 @@ class Application:
         try:
             await self._engine.control.refresh()
         except RepositoryError as error:
+            read.remove("repositories")
             log.error("SIGHUP: models stay as they are: %s", error)
-        log.info("SIGHUP: settings and repositories were read again")
+        if read:
+            log.info("SIGHUP: %s were read again", " and ".join(read))
 
     def _apply(self, settings: Settings) -> None:
         """Change what can be changed; only names are logged, since some values are secrets."""

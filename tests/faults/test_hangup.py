@@ -62,13 +62,17 @@ async def test_unreadable_files_change_nothing(tmp_path: Path) -> None:
         server.send(signal.SIGHUP)
         server.await_logged("SIGHUP: settings stay as they are: settings file")
         assert "did you mean 'log-verbose'?" in server.log
+        server.await_logged("SIGHUP: repositories were read again")
         root.rename(tmp_path / "elsewhere")
-        settings.write_text("")
         server.send(signal.SIGHUP)
         server.await_logged("SIGHUP: models stay as they are: model repository")
         (tmp_path / "models").mkdir()
+        settings.write_text("")
         server.send(signal.SIGHUP)
         server.await_logged("SIGHUP: models stay as they are: no models in")
+        server.await_logged("SIGHUP: settings were read again")
+        assert DONE not in server.log
+        assert server.log.count("were read again") == 2  # nothing when nothing could be read
         assert await infer(server, "busy", 3) == 3
         assert server.stop() == 0
 
