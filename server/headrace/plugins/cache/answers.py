@@ -30,14 +30,26 @@ def packed(
     version: str, rows: int, parameters: Mapping[str, Parameter], outputs: Sequence[Tensor]
 ) -> bytes:
     """The answer to requests of so many rows that get these outputs and parameters."""
-    tensors, raws = [], []
+    tensors: tuple[tuple[str, Datatype, tuple[int, ...], int], ...] = ()
+    raws = []
     for name, datatype, array in outputs:
         small = array.nbytes <= COPIED and not array.dtype.hasobject
         raw: Any = array.tobytes() if small else raw_bytes(array)
-        tensors.append((name, datatype, array.shape, len(raw)))
+        tensors += ((name, datatype, array.shape, len(raw)),)
         raws.append(raw)
-    head = orjson.dumps((version, rows, parameters, tensors))
-    return b"".join((len(head).to_bytes(_SIZE, "big"), head, *raws))
+    if parameters:
+        return b"".join((_packed_head(version, rows, tensors, parameters), *raws))
+    return b"".join((_repeated_head(version, rows, tensors), *raws))
+
+
+def _packed_head(
+    version: str, rows: int, tensors: object, parameters: Mapping[str, Parameter] | None = None
+) -> bytes:
+    head = orjson.dumps((version, rows, parameters or {}, tensors))
+    return len(head).to_bytes(_SIZE, "big") + head
+
+
+_repeated_head = lru_cache(1024)(_packed_head)
 
 
 # A tensor in an answer: its name, datatype and shape, and where its bytes begin and end.

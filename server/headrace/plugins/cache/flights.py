@@ -33,7 +33,7 @@ from headrace.core.call import (
 )
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.limits import Payer, uncharged
-from headrace.core.tensors import new_tensor
+from headrace.core.tensors import Tensor, new_tensor
 from headrace.core.texts import shown
 from headrace.core.turns import ENDED_AT_ONCE, TurnQueue
 from headrace.engine.caching import OPT_OUT, CachedParts
@@ -342,20 +342,29 @@ class Flight(Call):
         cache = self._cache
         if cache.flights.get(self._key) is self:
             del cache.flights[self._key]
-        calls = list(self.calls)
+        calls, waiting = list(self.calls), cache.waiting
         self.calls.clear()
         for call in calls:
-            cache.waiting.pop(call, None)
-        for call in calls[1:]:
-            cache.parts.load.release(call.nbytes)
+            waiting.pop(call, None)
+        if len(calls) > 1:
+            for call in calls[1:]:
+                cache.parts.load.release(call.nbytes)
         return calls
 
-    def _taken(self, later: Callable[[], Callable[[Call], None]]) -> Iterator[tuple[int, Call]]:
+    def _taken(self, later: Callable[[], Callable[[Call], None]]) -> Iterable[tuple[int, Call]]:
         """Take the first calls as `end`, but for those that the answer to an earlier one cancels.
 
         `later` makes what answers the others, in later turns of the event loop.
         """
-        cache, calls = self._cache, self.end()
+        calls = self.end()
+        if len(calls) == 1 and calls[0].owner is self._cache:  # as mostly: without a generator
+            return ((0, calls[0]),)
+        return self._each(calls, later)
+
+    def _each(
+        self, calls: list[Call], later: Callable[[], Callable[[Call], None]]
+    ) -> Iterator[tuple[int, Call]]:
+        cache = self._cache
         if len(calls) > ENDED_AT_ONCE:
             cache.let_go_later(calls[ENDED_AT_ONCE:], later())
             del calls[ENDED_AT_ONCE:]
@@ -403,11 +412,12 @@ class Flight(Call):
 
     def respond_from(self, batch: Computed) -> None:
         tensors, calls = batch.tensors, batch.calls
+        outputs: Sequence[Tensor]
         if len(tensors) == 1:  # as mostly: without a response
-            [(name, datatype, array)] = tensors
+            name, datatype, array = tensors[0]
             if len(calls) > 1:
                 array = array[self.first : self.first + self.rows]
-            outputs, nbytes = [new_tensor((name, datatype, array))], array.nbytes
+            outputs, nbytes = (new_tensor((name, datatype, array)),), array.nbytes
         else:
             response = batch.response(self)
             outputs, nbytes = response.outputs, response.nbytes
@@ -488,14 +498,16 @@ class Flight(Call):
             call.pass_refusal(error)
 
     def _keep(self, answer: bytes) -> None:
-        cache, now = self._cache, self._cache.parts.clock.now
+        cache = self._cache
+        parts = cache.parts
+        now = parts.clock.now
         begun = now()
         if not cache.closed:
             cache.answers.put(self._key, answer)
         if cache.redis is not None:
             cache.redis.put(self._key, answer)
         ended = now()
-        cache.parts.statistics.cache_miss(self._looked + ended - begun, ended)
+        parts.statistics.cache_miss(self._looked + ended - begun, ended)
 
     def _note(self, call: Call, started: int) -> None:
         """Count a call that has joined as a hit; the scheduler counts the run itself."""

@@ -63,7 +63,8 @@ class Keys:
             digest.update(repr(sorted(told)).encode(errors="surrogatepass"))
         if headers:
             digest.update(repr([call.header(name) for name in headers]).encode())
-        return self.prefix + bytes(digest.digest())
+        found: bytes = digest.digest()
+        return self.prefix + found
 
 
 def salt_of(model: StageModel, content: Content, elsewhere: bool) -> bytes:
