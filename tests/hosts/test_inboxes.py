@@ -182,6 +182,23 @@ def test_groups_answer_the_same_messages_to_one_place(tmp_path: Path) -> None:
         assert broker.count(TO) == 2
 
 
+def test_answers_from_a_later_consumer_are_no_repetitions(tmp_path: Path) -> None:
+    """RabbitMQ numbers messages for each connection; NATS drops answers whose names it has had."""
+    with started("amqp", tmp_path) as rabbit, started("nats", tmp_path) as nats:
+        for at in range(1, 3):
+            rabbit.fill([Sent(None, {"number": b"%d" % at}, FLAT)])
+            declared = declare(tmp_path / "inboxes.toml", rabbit, "simple", to=nats.address(TO))
+            with Consumer(declared, EXAMPLES, ONLY) as consumer:
+                with Scraper(consumer.metrics) as scraper:
+
+                    def delivered(scraper: Scraper = scraper) -> bool:
+                        return scraper.now().value("headrace_inbox_delivered_total") == 1
+
+                    until(delivered, "an answer")
+                assert consumer.stop() == 0
+        assert [sent.headers["number"] for sent in nats.read(TO)] == [b"1", b"2"]
+
+
 def test_a_model_that_comes_late(broker: KilledBroker, tmp_path: Path) -> None:
     """Messages wait for their model, at the broker, and do not fail."""
     (models := tmp_path / "models").mkdir()

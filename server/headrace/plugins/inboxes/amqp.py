@@ -1,15 +1,17 @@
 """AMQP 0.9.1, as of RabbitMQ: a queue to consume, and queues for answers, with confirms.
 
 The header `key` is the key. Messages that are not acknowledged are delivered again as soon as the
-connection ends; a source is what one connection delivers. Queues must exist, or are made durable;
-a quorum queue counts deliveries. The broker sends ahead what an inbox may have in flight.
+connection ends; a source is what one connection delivers, and has a random name, since tags are
+numbered anew by each connection: positions, of which names of answers are made, differ over
+processes. Queues must exist, or are made durable; a quorum queue counts deliveries. The broker
+sends ahead what an inbox may have in flight.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from typing import Any
 
 import aio_pika
@@ -38,8 +40,7 @@ class AmqpInbox(Inbox):
         self._address = address
         self._ahead = options.in_flight
         self._lost: Callable[[Hashable], None] = options.lost
-        self._numbers = count()
-        self._source = -1
+        self._source = ""
         self._connection: Any = None
         self._queue: Any = None
         self._broken = False  # the library's connection does not say so
@@ -48,7 +49,7 @@ class AmqpInbox(Inbox):
     async def open(self) -> None:
         """Implements `Inbox.open`."""
         await self.close()
-        self._source, self._broken = next(self._numbers), False
+        self._source, self._broken = secrets.token_hex(8), False
         arrived: asyncio.Queue[Any] = asyncio.Queue()
         self._arrived = arrived
         self._connection = await _connect(self._address)
@@ -124,7 +125,7 @@ class AmqpInbox(Inbox):
         if self._connection is None or self._broken:
             raise ConnectionError("the connection is lost")
 
-    def _closed(self, source: int, *_: Any) -> None:
+    def _closed(self, source: str, *_: Any) -> None:
         if source == self._source:
             self._broken = True
 
