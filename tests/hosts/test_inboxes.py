@@ -52,6 +52,22 @@ FAILS = """
         def execute(self, requests):
             raise RuntimeError("it always fails")
 """
+REPEATS = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            counts = [pb_utils.get_input_tensor_by_name(r, "X").as_numpy()[0] for r in requests]
+            return [
+                pb_utils.InferenceResponse([
+                    pb_utils.Tensor("Y", np.array([b"y" * count], np.object_))
+                ])
+                for count in counts
+            ]
+"""
+TEXT = tensors("input", ("X", "INT64", "1")) + tensors("output", ("Y", "STRING", "1"))
 CONFIG = tensors("input", ("X", "INT64", "1")) + tensors("output", ("Y", "INT64", "1"))
 
 
@@ -124,6 +140,55 @@ def test_a_message_without_an_answer_is_given_up(broker: KilledBroker, tmp_path:
     assert b"it always fails" in headers["headrace-error-reason"]
     assert failed[b"b"].headers["headrace-tries"] == b"1"
     assert broker.count(TO) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "exactly_once", "limit"),
+    [("kafka", True, 2000), ("kafka", False, 2000), ("nats", False, 1 << 20)],
+)
+def test_an_answer_that_is_refused_is_a_failure(
+    name: str, exactly_once: bool, limit: int, tmp_path: Path
+) -> None:
+    """A broker refuses an answer for its size: those of others of its group are delivered."""
+    write_python_model(models := tmp_path / "models", "repeats", REPEATS, TEXT)
+    with started(name, tmp_path) as broker:
+        option = f"?message.max.bytes={limit}" if name == "kafka" else ""
+        bodies = [b'{"X":[%d]}' % (limit if at == 7 else at) for at in range(20)]
+        broker.fill(Sent(b"k", {"number": b"%d" % at}, body) for at, body in enumerate(bodies))
+        declared = declare(
+            tmp_path / "inboxes.toml", broker, "repeats", exactly_once=exactly_once,
+            to=broker.address(TO) + option,
+        )  # fmt: skip
+        with Consumer(declared, models) as consumer:
+            with Scraper(consumer.metrics) as scraper:
+                until(
+                    lambda: scraper.now().value("headrace_inbox_delivered_total") == len(bodies),
+                    "all outcomes",
+                )
+                count = scraper.now().value("headrace_inbox_failures_total", reason="AnswerRefused")
+            assert consumer.stop() == 0
+        [failed] = broker.read(FAILED)
+        numbers = [int(sent.headers["number"]) for sent in broker.read(TO)]
+    assert count == 1
+    assert failed.body == bodies[7]
+    assert failed.headers["headrace-error"] == b"AnswerRefused"
+    assert failed.headers["headrace-error-reason"]
+    assert list(dict.fromkeys(numbers)) == [at for at in range(20) if at != 7]
+
+
+def test_a_failure_that_is_refused_goes_without_its_message(tmp_path: Path) -> None:
+    with started("kafka", tmp_path) as broker:
+        broker.fill([Sent(b"k", {"mine": b"1"}, b'{"INPUT0":"%b"}' % (b"x" * 3000))])
+        declared = declare(
+            tmp_path / "inboxes.toml", broker, "simple",
+            to=broker.address(TO) + "?message.max.bytes=2000",
+        )  # fmt: skip
+        with Consumer(declared, EXAMPLES, ONLY) as consumer:
+            [failed] = read(broker, FAILED, 1)
+            assert consumer.stop() == 0
+    assert (failed.key, failed.body) == (b"k", b"")
+    assert failed.headers["headrace-error"] == b"InvalidRequest"
+    assert "mine" not in failed.headers
 
 
 def test_order_by_key_at_a_full_engine(broker: KilledBroker, tmp_path: Path) -> None:

@@ -58,3 +58,16 @@ def test_a_failure_is_the_message_with_the_reason() -> None:
         "headrace-error-reason": "grün".encode(),
         "headrace-tries": b"2",
     }
+
+
+def test_a_bare_failure_has_the_key_and_the_reason_alone() -> None:
+    record = failure(message(b"body", mine=b"1"), GivenUp("AnswerRefused", "large", 1, bare=True))
+    assert record == Record(
+        b"key",
+        {
+            "headrace-error": b"AnswerRefused",
+            "headrace-error-reason": b"large",
+            "headrace-tries": b"1",
+        },
+        b"",
+    )

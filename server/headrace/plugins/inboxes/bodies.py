@@ -114,11 +114,16 @@ def answer(message: Message, response: InferResponse, encode: Encode) -> Record:
 
 
 def failure(message: Message, failed: GivenUp) -> Record:
-    """The record for a message that has no answer: as it came, with the reason in headers."""
+    """The record for a message that has no answer: as it came, with the reason in headers.
+
+    A bare one has neither its headers nor its body.
+    """
     reason = {
         _KIND: failed.kind.encode(), _REASON: failed.reason.encode(errors="replace"),
         _TRIES: b"%d" % failed.tries,
     }  # fmt: skip
+    if failed.bare:
+        return Record(message.key, reason, b"")
     return Record(message.key, {**message.headers, **reason}, message.body)
 
 

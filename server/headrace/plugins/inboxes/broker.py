@@ -17,6 +17,10 @@ class InvalidInbox(Exception):
     """An inbox is declared wrongly, or needs a library that is not installed."""
 
 
+class RecordRefused(Exception):
+    """One of the records will never be taken as it is: it is too large, or no message there."""
+
+
 class BrokerAddress(NamedTuple):
     """A place for messages: `scheme://[user:password@]hosts/name?options`."""
 
@@ -85,7 +89,7 @@ class Outbox(Protocol):
         """Publish records in this order, each with a name that is the same when it is repeated.
 
         Yields, perhaps several times, how many of the first ones the broker has acknowledged; in
-        the end all of them.
+        the end all of them. Raises `RecordRefused`; others may have been published then.
         """
 
     async def close(self) -> None:
@@ -102,7 +106,7 @@ class Exactly(Protocol):
         """Connect."""
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """Publish and commit all of these, in this order, or nothing."""
+        """Publish and commit all of these, in this order, or nothing; raises `RecordRefused`."""
 
     async def close(self) -> None:
         """Disconnect. Never raises."""

@@ -3,7 +3,8 @@
 A group at a time, in order: with transactions a group is one; without, messages are acknowledged as
 soon as the outbox has acknowledged their answers and those before them, so that few are delivered
 again when something ends in the middle. An error of a broker is told, and what is not delivered yet
-is tried again for as long as it takes.
+is tried again for as long as it takes. A group with a record that its broker refuses is divided
+until that one is alone, and becomes a failure.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from headrace.plugins.inboxes.broker import (
     InvalidInbox,
     Outbox,
     Record,
+    RecordRefused,
     broker_of,
     check_options,
 )
@@ -78,20 +80,33 @@ class Dispatch:
     async def send(self, entries: Sequence[Taken]) -> None:
         """Deliver outcomes and acknowledge their messages, however often it takes."""
         wait, again = _FIRST_WAIT, False
-        while entries := [each for each in entries if not (each.forgotten or each.delivered)]:
+        groups = [entries]  # the last one is next
+        while groups:
+            group = [each for each in groups.pop() if not (each.forgotten or each.delivered)]
+            if not group:
+                continue
             try:
                 if again:
                     await self.open()
-                if self._exactly is None:
-                    await self._publish(entries)
-                else:
-                    await self._exactly.deliver([_delivery(entry) for entry in entries])
-                    self._settle(entries)
+                    again = False
+                await self._deliver(group)
+                wait = _FIRST_WAIT
             except Exception as error:
+                if isinstance(error, RecordRefused) and (parts := _instead(group, str(error))):
+                    groups += parts
+                    continue
                 self._trouble("cannot deliver answers", error)
                 again = True
+                groups.append(group)
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, _MOST_WAIT)
+
+    async def _deliver(self, entries: Sequence[Taken]) -> None:
+        if self._exactly is None:
+            await self._publish(entries)
+        else:
+            await self._exactly.deliver([_delivery(entry) for entry in entries])
+            self._settle(entries)
 
     async def _publish(self, entries: Sequence[Taken]) -> None:
         """Publish what belongs to messages, and acknowledge those of which all is published."""
@@ -150,6 +165,25 @@ def _outbox(address: BrokerAddress, where: str, made: bool) -> Outbox | None:
     broker = broker_of(address, where)
     check_options(address, broker.outbox_options, where)
     return broker.outbox(address) if made else None
+
+
+def _instead(group: Sequence[Taken], reason: str) -> list[Sequence[Taken]]:
+    """The groups, last one first, for one with a record that is refused; none: nothing helps.
+
+    Halves, or a failure for an answer, which for a failure is sent without its message.
+    """
+    if len(group) > 1:
+        middle = len(group) // 2
+        return [group[middle:], group[:middle]]
+    [entry] = group
+    if not isinstance(entry.outcome, GivenUp):
+        entry.tries += 1
+        entry.outcome = GivenUp("AnswerRefused", reason, entry.tries)
+    elif not entry.outcome.bare:
+        entry.outcome = entry.outcome._replace(bare=True)
+    else:
+        return []
+    return [group]
 
 
 def _delivery(entry: Taken) -> Delivery:

@@ -29,6 +29,7 @@ from headrace.plugins.inboxes.broker import (
     InvalidInbox,
     Outbox,
     Record,
+    RecordRefused,
 )
 from headrace.plugins.inboxes.ledger import Committable, Message
 
@@ -37,6 +38,7 @@ _COMMIT_MS = 100
 _FLUSH_SECS = 0.5
 _ANSWER_SECS = 30.0  # of a broker
 _TRANSACTION_MS = 15_000  # until a broker ends the transaction of a producer that has ended
+_REFUSED = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD})
 
 T = TypeVar("T")
 Source = tuple[str, int, int]  # topic, partition, number of the assignment
@@ -226,25 +228,32 @@ class KafkaOutbox(Outbox):
 
     async def publish(self, records: Sequence[tuple[str, Record]]) -> AsyncIterator[int]:
         """Implements `Outbox.publish`."""
-        await _on_thread(self._publish, [record for _, record in records])
+        errors = await _on_thread(self._publish, [record for _, record in records])
+        if errors:
+            yield (first := min(errors))
+            raise _raised(errors[first])
         yield len(records)
 
-    def _publish(self, records: Sequence[Record]) -> None:
-        errors: list[KafkaError] = []
+    def _publish(self, records: Sequence[Record]) -> dict[int, KafkaError]:
+        """Publish records until the library refuses one; returns errors by their places."""
+        errors: dict[int, KafkaError] = {}
 
-        def told(error: KafkaError | None, _message: Any) -> None:
+        def told(at: int, error: KafkaError | None, _message: Any) -> None:
             if error is not None:
-                errors.append(error)
+                errors[at] = error
 
         producer = self._producer
-        for record in records:
-            _produce(producer, self._topic, record, told)
+        for at, record in enumerate(records):
+            try:
+                _produce(producer, self._topic, record, partial(told, at))
+            except KafkaException as error:
+                errors[at] = error.args[0]
+                break
         while producer.flush(_FLUSH_SECS) and not self._closed:
             pass
-        if errors:
-            raise KafkaException(errors[0])
         if self._closed:
             raise ConnectionError("closed before everything was published")
+        return errors
 
     async def close(self) -> None:
         """Implements `Outbox.close`."""
@@ -280,6 +289,12 @@ class KafkaTransactions(Exactly):
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         inbox, producer = self._inbox, self._producer
+        errors: list[KafkaError] = []
+
+        def told(error: KafkaError | None, _message: Any) -> None:
+            if error is not None:
+                errors.append(error)
+
         with inbox.delivering:
             if not all(inbox.has(each.message) for each in deliveries):
                 raise ConnectionError("partitions were revoked; their messages are for others")
@@ -287,17 +302,20 @@ class KafkaTransactions(Exactly):
             try:
                 for _, answers, failure in deliveries:
                     for record in answers:
-                        _produce(producer, self._to, record)
+                        _produce(producer, self._to, record, told)
                     if failure is not None:
-                        _produce(producer, self._failed, failure)
+                        _produce(producer, self._failed, failure, told)
                 places = inbox.after(each.message for each in deliveries)
                 group = inbox.consumer.consumer_group_metadata()
                 producer.send_offsets_to_transaction(places, group, _ANSWER_SECS)
                 _commit(producer)
             except KafkaException as error:
-                if error.args[0].txn_requires_abort():
+                problem = error.args[0]
+                # The library's error for a transaction does not tell that of a record.
+                why = next((each for each in errors if each.code() in _REFUSED), problem)
+                if problem.txn_requires_abort() or why.code() in _REFUSED:
                     producer.abort_transaction(_ANSWER_SECS)
-                raise
+                raise _raised(why) from error
 
     async def close(self) -> None:
         """Implements `Exactly.close`."""
@@ -317,10 +335,15 @@ def _commit(producer: Any) -> None:
                 raise
 
 
-def _produce(
-    producer: Any, topic: str, record: Record, told: Callable[..., None] | None = None
-) -> None:
-    """Add a record to a producer's queue; waits while it is full."""
+def _raised(error: KafkaError) -> Exception:
+    return RecordRefused(error.str()) if error.code() in _REFUSED else KafkaException(error)
+
+
+def _produce(producer: Any, topic: str, record: Record, told: Callable[..., None]) -> None:
+    """Add a record to a producer's queue; waits while it is full.
+
+    Raises `KafkaException` for one that the library refuses.
+    """
     while True:
         try:
             producer.produce(

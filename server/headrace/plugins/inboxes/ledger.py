@@ -44,11 +44,15 @@ class Message(NamedTuple):
 
 
 class GivenUp(NamedTuple):
-    """The reason for no answer: the error's kind and text, and how often it was tried."""
+    """The reason for no answer: the error's kind and text, and how often it was tried.
+
+    `bare` leaves the message itself out, which is refused with the reason in its headers.
+    """
 
     kind: str
     reason: str
     tries: int
+    bare: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -31,6 +31,7 @@ from headrace.plugins.inboxes.broker import (
     InvalidInbox,
     Outbox,
     Record,
+    RecordRefused,
 )
 from headrace.plugins.inboxes.ledger import Committable, Message
 
@@ -39,8 +40,10 @@ _LATE_SECS = 1.0  # after which a pull is over without the broker's word
 _ACK_SECS = 30.0
 _ANSWER_SECS = 10.0
 _KEY, _ID = "key", "Nats-Msg-Id"
+_HEADERS_BYTES = len("NATS/1.0\r\n\r\n")
 _STATUS = "Status"  # of messages that are the broker's own word
 _UNLIMITED = -1
+_REFUSED = frozenset({10054, 10097})  # the stream's errors for messages and headers too large
 _PLAIN_TOKENS = (
     9  # of the subject for a message's acknowledgement; others name a domain and an account
 )
@@ -200,7 +203,14 @@ class NatsOutbox(Outbox):
         self._settled.clear()
         for subject, (name, record) in zip(subjects, records, strict=True):
             headers = _headers(record) | {_ID: name}
-            await client.publish(self._address.name, record.body, subject, headers)
+            # The library looks at the body alone, and the broker ends the connection.
+            size = len(record.body) + sum(map(_header_bytes, headers.items()), _HEADERS_BYTES)
+            if size > client.max_payload:
+                raise RecordRefused(f"{size} bytes, the broker takes {client.max_payload}")
+            try:
+                await client.publish(self._address.name, record.body, subject, headers)
+            except nats.errors.BadHeaderError as error:
+                raise RecordRefused(str(error)) from error
         async with asyncio.timeout(_ANSWER_SECS):
             await self._settled.wait()
         if self._problem is not None:
@@ -241,7 +251,15 @@ def _problem(found: Any) -> Exception | None:
     if found.headers and _STATUS in found.headers:
         return ConnectionError(f"no stream takes the subject: status {found.headers[_STATUS]}")
     said = orjson.loads(found.data).get("error")
-    return None if said is None else ConnectionError(f"refused by the stream: {said}")
+    if said is None:
+        return None
+    kind = RecordRefused if said.get("err_code") in _REFUSED else ConnectionError
+    return kind(f"refused by the stream: {said}")
+
+
+def _header_bytes(header: tuple[str, str]) -> int:
+    name, value = header
+    return len(name) + len(value.encode()) + 4  # a colon, a space and the end of the line
 
 
 def _headers(record: Record) -> dict[str, str]:
