@@ -91,16 +91,19 @@ class DoorCall(Call):
     ) -> None:  # fmt: skip
         """Charge a request of `nbytes` to a model, decode it for its target, and submit it."""
         try:
-            identity = self.enter_gate(name, version)
-            self.account = self.account.of(identity, name, self.named)
-            self.account.enter(nbytes)
-            self.nbytes, self._entered = nbytes, True
-            self.context = context_of(identity)
+            self.charge_to(self.enter_gate(name, version), name, nbytes)
             target = engine.find(name, version)
             self.take(decode(target))
             target.submit(self)
         except ServerError as error:
             self.fail(error)
+
+    def charge_to(self, identity: Identity, model: str, nbytes: int) -> None:
+        """Charge a request to a client until the call is over; raises `ServerError`."""
+        self.account = self.account.of(identity, model, self.named)
+        self.account.enter(nbytes)
+        self.nbytes, self._entered = nbytes, True
+        self.context = context_of(identity)
 
     def enter_gate(self, model: str, version: str) -> Identity:
         """The client, if it may run this version of a model; raises as `Gate.enter` and `check`."""

@@ -34,6 +34,7 @@ FORMS = ("auto", "v2", "flat", "raw", "arrow")
 _TYPE = "content-type"
 _OF_BODY = frozenset({_TYPE, JSON_SIZE})
 _JSON = b"application/json"
+_PLAIN = {_TYPE: _JSON}
 _BINARY = b"application/octet-stream"
 _ARROW = ARROW_STREAM.encode()
 # Headers of a message without an answer, after its own.
@@ -108,7 +109,15 @@ def decode(
 
 def answer(message: Message, response: InferResponse, encode: Encode) -> Record:
     """The record that answers a message: with its key, its headers, and its trace context."""
-    body, about = encode(response)
+    return _record(message, *encode(response))
+
+
+def plain_answer(message: Message, body: bytes) -> Record:
+    """The record that answers a message with a body of JSON; see `answer`."""
+    return _record(message, body, _PLAIN)
+
+
+def _record(message: Message, body: bytes, about: Mapping[str, bytes]) -> Record:
     kept = {name: value for name, value in message.headers.items() if name not in _OF_BODY}
     return Record(message.key, {**kept, **about}, body)
 
@@ -136,13 +145,19 @@ def _decode_v2(
 
 
 def _decoded(call: Call, form: ResponseForm) -> Decoded:
+    return Decoded(call, v2_encoder(form))
+
+
+def v2_encoder(form: ResponseForm) -> Encode:
+    """The encoder of answers to V2 requests, with their outputs in this form."""
+
     def encode(response: InferResponse) -> tuple[bytes, Mapping[str, bytes]]:
         buffers, size = form.encode(response)
         if size is None:
-            return b"".join(buffers), {_TYPE: _JSON}
+            return b"".join(buffers), _PLAIN
         return b"".join(buffers), {_TYPE: _BINARY, JSON_SIZE: b"%d" % size}
 
-    return Decoded(call, encode)
+    return encode
 
 
 def _arrow(response: InferResponse) -> tuple[bytes, Mapping[str, bytes]]:

@@ -11,9 +11,10 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Hashable
 from time import monotonic
+from typing import Any
 
 from headrace.api.gate import Gate
-from headrace.core.call import InferResponse
+from headrace.core.call import Computed, InferResponse
 from headrace.core.errors import (
     AlreadyExists,
     ExecutionFailed,
@@ -26,16 +27,28 @@ from headrace.core.errors import (
     Unavailable,
     Unsupported,
 )
+from headrace.core.identity import ANYONE
 from headrace.doors.door import DoorCall
 from headrace.engine.admission import Account
-from headrace.engine.entrance import Entrance
+from headrace.engine.entrance import Direct, Entrance
 from headrace.observability.statistics import AnswerCounters, Family
-from headrace.plugins.inboxes.bodies import Decoded, Most, answer, decode, form_of, slow
+from headrace.plugins.inboxes.bodies import (
+    Encode,
+    Most,
+    answer,
+    decode,
+    form_of,
+    plain_answer,
+    slow,
+    v2_encoder,
+)
 from headrace.plugins.inboxes.broker import ConsumerOptions, Record, broker_of, check_options
 from headrace.plugins.inboxes.config import InboxConfig
 from headrace.plugins.inboxes.dispatch import Dispatch
 from headrace.plugins.inboxes.ledger import Taken
+from headrace.protocol.plain_json import PlainJson
 from headrace.protocol.status import INTERNAL_TEXT
+from headrace.protocol.v2_json import JSON_SIZE, ResponseForm
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +59,7 @@ _ABSENT_SECS = 0.2  # between looks for a model that is not there
 _FIRST_WAIT, _MOST_WAIT = 0.1, 5.0  # seconds until a broker is tried again
 _MOST_DELIVERED = 4096  # messages at once
 _MOST_SUBMITTED = 64  # messages in one turn of the event loop
+_ENCODE = v2_encoder(ResponseForm())
 # Errors that the same message would meet again.
 _FINAL = (InvalidRequest, Unsupported, Restricted, Quarantined, AlreadyExists)
 
@@ -59,9 +73,10 @@ class InboxCall(DoorCall):
         super().__init__(pump.account, pump.answers, pump.gate)
         self.pump = pump
         self.entry = entry
-        self.decoded: Decoded | None = None
         self.records: list[Record] = []
         self.error: ServerError | None = None
+        self.encode: Encode = _ENCODE
+        self.json: PlainJson | None = None  # decoded the body, and may encode the answer
 
     def header(self, name: str) -> str:
         """Implements `Call.header`."""
@@ -69,12 +84,44 @@ class InboxCall(DoorCall):
 
     def write(self, response: InferResponse) -> None:
         """Implements `DoorCall.write`."""
-        assert self.decoded is not None
-        self.records.append(answer(self.entry.message, response, self.decoded.encode))
+        self.records.append(answer(self.entry.message, response, self.encode))
 
     def write_error(self, error: ServerError) -> None:
         """Implements `DoorCall.write_error`."""
         self.error = error
+
+    def start_plain(self, found: Any) -> bool:
+        """Submit plain V2 JSON to what is known of the model; False if one of them is not so.
+
+        The fast path, as for requests over HTTP; raises `ServerError`.
+        """
+        direct: Direct | None = found.direct if found is not None and found.ready else None
+        message, config = self.entry.message, self.pump.config
+        if direct is None or JSON_SIZE in message.headers:
+            return False
+        json = direct.codecs.get(PlainJson) or direct.codec(PlainJson)
+        if (plain := json.decode(message.body)) is None:
+            return False
+        self.charge_to(ANYONE, config.model, len(message.body))
+        request_id, inputs, self.rows = plain
+        self.ask(config.model, config.version, request_id, inputs, nbytes=self.nbytes)
+        self.json = json
+        self.account.take_rows(self.rows)
+        direct.submit(self)
+        return True
+
+    def respond_from(self, batch: Computed) -> None:
+        """Implements `Call.respond_from`: plain calls of all doors share what is encoded."""
+        if (json := self.json) is not None:
+            encoded = batch.encoded.get(json)  # rows, and bodies with heads of HTTP
+            if encoded is None:
+                encoded = batch.encoded[json] = json.write(batch.tensors, len(batch.calls)), ()
+            if texts := encoded[0]:
+                body = json.encode(self.id, texts, self.first, self.rows)
+                self.records.append(plain_answer(self.entry.message, body))
+                self.finish()
+                return
+        super().respond_from(batch)
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Implements `Call.respond`."""
@@ -109,6 +156,7 @@ class Pump:
         self.retries = 0
         self.troubles: Counter[str] = Counter()
         self._engine = engine
+        self._key = config.model, config.version
         self._draining = False
         self._stirred = asyncio.Event()  # something may be submitted or fetched
         self._ready = asyncio.Event()  # something may be delivered
@@ -233,13 +281,16 @@ class Pump:
         """Submit one message, once it is decoded if that takes long."""
         config, message = self.config, entry.message
         call, form = InboxCall(self, entry), form_of(message, config.body)
-        server, found = self.account.server, None
-        most = Most(server.max_request_bytes, server.max_object_bytes)
         try:
+            if form == "v2" and call.start_plain(self._engine.known.get(self._key)):
+                return
+            server, found = self.account.server, None
+            most = Most(server.max_request_bytes, server.max_object_bytes)
             target = self._engine.find(config.model, config.version)
             if slow(message, form, target):
                 found = await asyncio.to_thread(decode, message, form, target, most)
-            call.decoded = decoded = found or decode(message, form, target, most)
+            decoded = found or decode(message, form, target, most)
+            call.encode = decoded.encode
             call.start(
                 self._engine, config.model, len(message.body), lambda _: decoded.call,
                 config.version,
