@@ -144,12 +144,18 @@ def test_a_message_without_an_answer_is_given_up(broker: KilledBroker, tmp_path:
 
 @pytest.mark.parametrize(
     ("name", "exactly_once", "limit"),
-    [("kafka", True, 2000), ("kafka", False, 2000), ("nats", False, 1 << 20)],
+    [
+        ("kafka", True, 2000),
+        ("kafka", False, 2000),
+        ("nats", False, 1 << 20),
+        ("amqp", False, 2000),
+    ],
 )
 def test_an_answer_that_is_refused_is_a_failure(
-    name: str, exactly_once: bool, limit: int, tmp_path: Path
+    name: str, exactly_once: bool, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker refuses an answer for its size: those of others of its group are delivered."""
+    monkeypatch.setenv("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", f"-rabbit max_message_size {limit}")
     write_python_model(models := tmp_path / "models", "repeats", REPEATS, TEXT)
     with started(name, tmp_path) as broker:
         option = f"?message.max.bytes={limit}" if name == "kafka" else ""
