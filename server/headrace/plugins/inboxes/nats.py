@@ -6,7 +6,8 @@ renewed. Answers carry `Nats-Msg-Id`, by which a stream drops what it has alread
 published again within the stream's window for duplicates, two minutes by default, stays one.
 
 Pulling and publishing are the protocol's own messages, and a subscription takes what comes back:
-the library's calls for them make a task, a timer and an identifier for each message.
+the library's calls for them make a task, a timer and an identifier for each message. It would queue
+messages for a callback, too, and run that in a task; they go to a `Taker` as they are read.
 """
 
 import asyncio
@@ -42,8 +43,10 @@ _ANSWER_SECS = 10.0
 _KEY, _ID = "key", "Nats-Msg-Id"
 _HEADERS_BYTES = len("NATS/1.0\r\n\r\n")
 _STATUS = "Status"  # of messages that are the broker's own word
+_ERROR = b'"error":'  # in a reply; streams' names, the only texts in others, have no quotes
 _UNLIMITED = -1
-_REFUSED = frozenset({10054, 10097})  # the stream's errors for messages and headers too large
+# In errors of streams for messages and headers that are too large.
+_REFUSED = b'"err_code":10054,', b'"err_code":10097,'
 _PLAIN_TOKENS = (
     9  # of the subject for a message's acknowledgement; others name a domain and an account
 )
@@ -59,6 +62,20 @@ def _check_subject(address: BrokerAddress) -> None:
                 f"{address}: {option} must have no white space, '.', '*', '>' and '/', got"
                 f" {value!r}"
             )
+
+
+class Taker:
+    """A subscription's future, as the library takes it, that gets all of its messages.
+
+    `take` must not raise: the library would read no more.
+    """
+
+    def __init__(self, take: Callable[[Any], None]) -> None:
+        self.set_result = take
+
+    def cancelled(self) -> bool:
+        """False: messages are wanted until the connection ends."""
+        return False
 
 
 class NatsInbox(Inbox):
@@ -79,7 +96,7 @@ class NatsInbox(Inbox):
         self._stream: Any = None
         self._name = ""  # of the stream
         self._inbox = ""  # the subject that messages are pulled to
-        self._arrived: deque[Message] = deque()
+        self._arrived: deque[Any] = deque()  # messages of the library
         self._stirred = asyncio.Event()
         self._expected = 0  # messages that the last pull may still bring
         self._over = 0.0  # time at which it is over
@@ -103,7 +120,7 @@ class NatsInbox(Inbox):
             )  # fmt: skip
             await stream.add_consumer(name, config)
         self._name, self._inbox = name, client.new_inbox()
-        await client.subscribe(self._inbox, cb=partial(self._take, client))
+        await client.subscribe(self._inbox, future=Taker(partial(self._take, client)))
 
     async def fetch(self, most: int) -> Sequence[Message]:
         """Implements `Inbox.fetch`: what one pull brings may be fetched in parts."""
@@ -123,9 +140,9 @@ class NatsInbox(Inbox):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FETCH_SECS):
                     await self._stirred.wait()
-        return [arrived.popleft() for _ in range(min(most, len(arrived)))]
+        return [_message(arrived.popleft()) for _ in range(min(most, len(arrived)))]
 
-    async def _take(self, client: Any, found: Any) -> None:
+    def _take(self, client: Any, found: Any) -> None:
         """A message, or the broker's word that a pull is over."""
         if client is not self._client:
             return
@@ -133,7 +150,7 @@ class NatsInbox(Inbox):
             self._expected = 0
         else:
             self._expected -= 1
-            self._arrived.append(_message(found))
+            self._arrived.append(found)
         self._stirred.set()
 
     def _stir(self) -> None:
@@ -145,8 +162,9 @@ class NatsInbox(Inbox):
         if now < self._renewal:
             return
         self._renewal = now + self._ack_secs / 3
-        for message in (*held, *self._arrived):
-            await self._client.publish(message.handle, b"+WPI")
+        waiting = [found.reply for found in self._arrived]
+        for handle in (*(message.handle for message in held), *waiting):
+            await self._client.publish(handle, b"+WPI")
 
     async def acknowledge(self, progress: Committable) -> None:
         """Implements `Inbox.acknowledge`: an acknowledgement that is lost means a delivery more."""
@@ -155,10 +173,10 @@ class NatsInbox(Inbox):
 
     async def release(self, messages: Sequence[Message]) -> None:
         """Implements `Inbox.release`."""
-        unfetched = list(self._arrived)
+        waiting = [found.reply for found in self._arrived]
         self._arrived.clear()
-        for message in (*messages, *unfetched):
-            await self._client.publish(message.handle, b"-NAK")
+        for handle in (*(message.handle for message in messages), *waiting):
+            await self._client.publish(handle, b"-NAK")
 
     async def lag(self) -> int:
         """Implements `Inbox.lag`."""
@@ -191,7 +209,7 @@ class NatsOutbox(Outbox):
         """Implements `Outbox.open`."""
         self._client = client = await _connect(self._address, self._lost)
         self._inbox = client.new_inbox()
-        await client.subscribe(f"{self._inbox}.*", cb=self._confirm)
+        await client.subscribe(f"{self._inbox}.*", future=Taker(self._confirm))
 
     async def publish(self, records: Sequence[tuple[str, Record]]) -> AsyncIterator[int]:
         """Implements `Outbox.publish`: sends all, and then awaits their confirmations."""
@@ -217,7 +235,7 @@ class NatsOutbox(Outbox):
             raise self._problem
         yield len(records)
 
-    async def _confirm(self, found: Any) -> None:
+    def _confirm(self, found: Any) -> None:
         if found.subject not in self._unconfirmed:  # of a group that has failed
             return
         self._unconfirmed.remove(found.subject)
@@ -250,11 +268,10 @@ def _problem(found: Any) -> Exception | None:
     """The error in a reply to a published message; None if the stream keeps the message."""
     if found.headers and _STATUS in found.headers:
         return ConnectionError(f"no stream takes the subject: status {found.headers[_STATUS]}")
-    said = orjson.loads(found.data).get("error")
-    if said is None:
+    if _ERROR not in found.data:
         return None
-    kind = RecordRefused if said.get("err_code") in _REFUSED else ConnectionError
-    return kind(f"refused by the stream: {said}")
+    kind = RecordRefused if any(code in found.data for code in _REFUSED) else ConnectionError
+    return kind(f"refused by the stream: {found.data.decode(errors='replace')}")
 
 
 def _header_bytes(header: tuple[str, str]) -> int:
