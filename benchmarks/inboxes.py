@@ -43,15 +43,14 @@ def main() -> None:
     parser.add_argument("brokers", nargs="*", default=[*BROKERS], metavar="BROKER")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--messages", type=int, default=30_000)
+    parser.add_argument("--in-flight", type=int, default=1024, help="messages at once")
     parser.add_argument("--at-least-once", action="store_true", help="without transactions")
     given = parser.parse_args()
     core, others = split_cores()
     os.sched_setaffinity(0, others)  # brokers inherit it
     lines = []
     for name in given.brokers:
-        rounds = [
-            _round(name, core, given.messages, given.at_least_once) for _ in range(given.rounds)
-        ]
+        rounds = [_round(name, core, given) for _ in range(given.rounds)]
         lines.append(_line(name, rounds))
         print("  ".join(lines[-1]), file=sys.stderr)
     heads = (
@@ -77,18 +76,19 @@ def _line(name: str, rounds: Sequence[tuple[float, ...]]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _round(name: str, core: int | None, messages: int, at_least_once: bool) -> tuple[float, ...]:
+def _round(name: str, core: int | None, given: argparse.Namespace) -> tuple[float, ...]:
     """Rate, CPU seconds and the broker's of a message, rate and CPU seconds of a request."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         root = Path(folder)
         ALL_MODELS[MLP].write(root / "models")
         with started_broker(name, root) as broker:
-            _fill(broker, messages)
-            more: dict[str, Any] = {"exactly_once": False} if at_least_once else {}
-            declared = declare(root / "inboxes.toml", broker, MLP, in_flight=1024, **more)
+            _fill(broker, given.messages)
+            more: dict[str, Any] = {"exactly_once": False} if given.at_least_once else {}
+            more["in_flight"] = given.in_flight
+            declared = declare(root / "inboxes.toml", broker, MLP, **more)
             options = ("--allow-metrics=true", "--metrics-port=0", "--inboxes", str(declared))
             with started(root / "models", core, options) as target:
-                return *_inbox(target, messages), *_http(target)
+                return *_inbox(target, given.messages), *_http(target)
 
 
 def _fill(broker: KilledBroker, messages: int) -> None:
