@@ -210,15 +210,18 @@ async def test_loads_without_their_clients_keep_no_tasks(world: World) -> None:
     await until(lambda: world.engine.model_ready("m"))
 
 
-async def test_equal_loads_that_fail_leave_the_configuration_before(world: World) -> None:
+async def test_loads_that_fail_together_leave_the_configuration_before(world: World) -> None:
     world.write("m", "1")
     await world.control.load("m", LoadParameters('{"max_batch_size": 2}'))
-    wrong = LoadParameters('{"max_batch_size": -1}')
-    asked = [world.control.load("m", wrong) for _ in range(3)]
+    wrong = [LoadParameters(f'{{"max_batch_size": {-n}}}') for n in (1, 2)]
+    asked = [world.control.load("m", wrong[n % 2]) for n in range(20)]
     for found in await asyncio.gather(*asked, return_exceptions=True):
         assert isinstance(found, ModelLoadFailed)
     await world.control.load("m")
     assert world.engine.find_version("m").config.max_batch_size == 2
+    await world.control.load("m", LoadParameters('{"max_batch_size": 3}'))
+    await world.control.load("m")
+    assert world.engine.find_version("m").config.max_batch_size == 3
 
 
 async def test_a_load_that_fails_without_its_client_is_logged_once(

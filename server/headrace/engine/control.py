@@ -114,6 +114,19 @@ class ControlOptions:
 NO_PARAMETERS = LoadParameters()
 
 
+@dataclass(slots=True)
+class _KeptConfig:
+    """The configuration of a request for a model whose directory has this state.
+
+    None for the file's own. If its load fails, that of `before` counts again.
+    """
+
+    state: Fingerprint
+    override: ConfigFile | None
+    before: "_KeptConfig | None"
+    failed: bool = False
+
+
 class Control:
     """Model control for the doors: the index, load and unload."""
 
@@ -148,7 +161,7 @@ class Control:
         self._tasks: set[asyncio.Task[Any]] = set()  # kept alive, even if no one waits for them
         self._handed: dict[str, _State] = {}  # states of the models being loaded
         # Configurations from requests, and the states of the directories that they were given for.
-        self._kept: dict[str, tuple[Fingerprint, ConfigFile]] = {}
+        self._kept: dict[str, _KeptConfig] = {}
         self._waits: dict[str, list[str]] = {}  # models that wait for others while being loaded
 
     @property
@@ -322,20 +335,27 @@ class Control:
         self._handed[name] = state
         loading = self._lifecycle.load(source)
         uploaded = source.lease if source.uploaded else None
-        before, kept = self._kept.pop(name, None), None
-        if source.override is not None and uploaded is None:
-            self._kept[name] = kept = state[0], source.override
+        override = None if uploaded else source.override
+        self._kept[name] = kept = _KeptConfig(state[0], override, self._kept.get(name))
         model = self._models[name]
 
         def ended(loading: "asyncio.Future[str]") -> None:  # whoever still waits for it
             if model.loading is None:
                 self._handed.pop(name, None)
-            if loading.cancelled() or not loading.result():
+            if loading.cancelled():
                 return
-            if self._kept.get(name) is kept and not model.unloaded:  # the serving versions stay
-                self._kept.pop(name, None)
-                if before is not None:
-                    self._kept[name] = before
+            kept.failed = bool(loading.result())
+            if not kept.failed:
+                kept.before = None
+            if (now := self._kept.get(name)) is not None:
+                while now is not None and now.failed:  # the serving versions stay
+                    now = now.before
+                if now is None or (now.override is None and now.before is None):
+                    del self._kept[name]
+                else:
+                    self._kept[name] = now
+            if not kept.failed:
+                return
             if uploaded and all(v.lease is not uploaded for v in model.versions.values()):
                 uploaded.release()  # even if the error still refers to the load
                 if model.source.lease is uploaded:
@@ -360,8 +380,8 @@ class Control:
             if source is None:
                 return None
             state = fingerprint(replace(source, override=None))
-            if parameters.config is None and kept is not None and kept[0] == state:
-                source = replace(source, override=kept[1])
+            if parameters.config is None and kept is not None and kept.state == state:
+                source = replace(source, override=kept.override or source.override)
             override = source.override
             config = override.config.SerializeToString(deterministic=True) if override else None
             return source, (state, config)
