@@ -401,7 +401,8 @@ class FrameChannel:
                 if header.flags & IN_FILE:
                     rest = self._file(header)
                 self._take(header, meta, rest)
-                if perf_counter() > until:
+                # A request that a front end no longer holds comes next: it is always charged.
+                if perf_counter() > until and header.kind is not LinkKind.HELD:
                     self._later = frames
                     self._loop.remove_reader(self._socket.sock)
                     self._loop.call_soon(self._go_on)
