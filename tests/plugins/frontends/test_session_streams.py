@@ -2,13 +2,16 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, Overloaded, ServerError
+from headrace.core.identity import NO_PEER
+from headrace.core.tensors import Buffer
+from headrace.doors.grpc.call import Unary
 from headrace.engine.admission import Admission
 from headrace.ipc.frames import FrameReader, frame
 from headrace.plugins.frontends.link_infer import Flag, LinkKind, RequestWriter
@@ -16,12 +19,14 @@ from headrace.plugins.frontends.process import (
     EngineSession,
     RemoteEngine,
     RemoteTarget,
-    forwarding_app,
+    forwarding_handler,
 )
 from headrace.plugins.frontends.session import FrontEndSession
 from headrace.protocol.v2_json import pass_raw
 from tests.doors.fakes import FakeEngine, Work, until
 
+LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
+NO_CALLS: Mapping[str, Unary] = {}
 _BIG = 60 << 10  # bytes of a response that still travels in its frame
 
 
@@ -59,11 +64,13 @@ async def none(scope: Scope, receive: Receive, send: Send) -> None:
 class Link:
     """A front end, and the engine that it is linked with."""
 
-    def __init__(self, app: ASGIApp = none) -> None:
+    def __init__(self, unary: Mapping[str, Unary] = NO_CALLS) -> None:
         self.engine = FakeEngine()
         self.lost: list[str] = []
         ours, theirs = socket.socketpair()
-        self.host = FrontEndSession(ours, self.engine, app, {}, lambda: None, self.lost.append)
+        self.host = FrontEndSession(
+            ours, self.engine, none, unary, lambda: None, self.lost.append
+        )  # fmt: skip
         self.front_end = EngineSession(theirs, _nothing, _nothing, self.lost.append)
         self.admission = Admission(0, 0)
         self.front_end.watch(self.admission)
@@ -284,47 +291,34 @@ async def test_forwarded_requests_are_charged_once(link: Link) -> None:
     assert (here.bytes, server.unread) == (0, 0)
 
 
-async def test_calls_that_were_handed_on_are_charged_until_they_are_answered() -> None:
-    begun: list[str] = []
+class Caller:
+    """A call of a client without metadata."""
+
+    peer_facts = NO_PEER
+
+    def metadata(self) -> Mapping[str, str]:
+        return {}
+
+
+async def test_calls_that_are_handed_on_are_charged_until_they_are_answered() -> None:
+    begun: list[bytes] = []
     go_on = asyncio.Event()
-    sent: list[Message] = []
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        begun.append(scope["path"])
+    async def load(message: Buffer, call: object) -> bytes:
+        begun.append(bytes(message))
         await go_on.wait()
-        pieces = [await receive() for _ in range(2)] if scope["path"] == "/body" else []
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"".join(p["body"] for p in pieces)})
+        return b"done"
 
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    def scope_of(path: str) -> Scope:
-        headers = [(b"content-length", b"6")] if path == "/body" else []
-        return {
-            "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
-            "query_string": b"", "headers": headers,
-        }  # fmt: skip
-
-    async def call(path: str) -> None:
-        pieces = iter([b"one", b"two"])
-
-        async def receive() -> Message:
-            piece = next(pieces)
-            return {"type": "http.request", "body": piece, "more_body": piece == b"one"}
-
-        await forwarding_app(ends.front_end, [])(scope_of(path), receive, send)
-
-    ends = Link(app)
+    ends = Link(unary={LOAD: load})
     server = ends.engine.admission
-    calls = [asyncio.create_task(call(path)) for path in ("/body", "/a", "/b")]
+    handler = forwarding_handler(ends.front_end, ends.admission, LOAD)
+    calls = [asyncio.ensure_future(handler(b"m", Caller())) for _ in range(3)]
     await until(lambda: len(begun) == 3 and server.bytes >= 3 * 4096)
     calls[2].cancel()
     await until(lambda: server.bytes == ends.admission.bytes < 3 * 4096)
     go_on.set()
-    await asyncio.gather(*calls[:2])
+    assert await asyncio.gather(*calls[:2]) == [b"done", b"done"]
     await until(lambda: not server.bytes)
-    assert sorted(m["body"] for m in sent if "body" in m) == [b"", b"onetwo"]
     ends.host.close()
     await until(lambda: bool(ends.lost))
 

@@ -258,7 +258,6 @@ class EngineSession:
         """
         number = self._next()
         waiting = self._under_way[number] = HandedOn(self._loop)
-        self._admission.count(_HANDED_ON_SIZE)
         self._channel.send_parts(LinkKind.CALL, 0, number, orjson.dumps(head), [body])
         try:
             while (answer := await waiting.hear()) is None:
@@ -266,7 +265,6 @@ class EngineSession:
                 flags = Flag.FINAL if last else 0
                 self._channel.send_parts(LinkKind.BODY, flags, number, b"", [piece])
         finally:
-            self._admission.count(-_HANDED_ON_SIZE)
             self.cancel(number)  # its answer is no longer awaited
         if isinstance(answer, ServerError):
             try:
@@ -511,7 +509,7 @@ def _pieces(receive: Receive) -> Pieces:
     return next_piece
 
 
-def forwarding_handler(link: EngineSession, path: str) -> Unary:
+def forwarding_handler(link: EngineSession, admission: Admission, path: str) -> Unary:
     """A procedure that is forwarded to the engine's process."""
 
     async def handler(data: Buffer, call: Any) -> bytes:
@@ -520,7 +518,12 @@ def forwarding_handler(link: EngineSession, path: str) -> Unary:
             "grpc": path, "given": [] if given is None else [given], "peer": [*call.peer_facts],
             "id": call.metadata().get(REQUEST_ID, ""),
         }  # fmt: skip
-        _, message = await link.call(head, data)
+        # A connection has a thousand of these, but one over HTTP.
+        admission.count(_HANDED_ON_SIZE)
+        try:
+            _, message = await link.call(head, data)
+        finally:
+            admission.count(-_HANDED_ON_SIZE)
         return message
 
     return handler
@@ -541,7 +544,7 @@ async def _open(
         app = forwarding_app(link, inference_routes(entrance, limit, doors.http_gate, generate))
         doors.open_http(http, _listeners(http), app, entrance)
     if (grpc := config.grpc) is not None:
-        unary = {path: forwarding_handler(link, path) for path in handed_on()}
+        unary = {path: forwarding_handler(link, admission, path) for path in handed_on()}
         entrance = RemoteEngine(link, admission, Flag.UNARY)
         streams = RemoteEngine(link, admission, 0)
         handlers = all_handlers(entrance, streams, unary, link.readiness, limit, doors.grpc_gate)
