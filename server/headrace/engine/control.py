@@ -32,6 +32,7 @@ from headrace.core.model_spec import LoadParameters
 from headrace.engine.composition import Composition
 from headrace.engine.lifecycle import EXITING, UNLOADED, Loads
 from headrace.engine.model import Model
+from headrace.engine.model_turns import ModelTurn
 from headrace.engine.opening import Opened
 from headrace.engine.pieces import Pieces
 from headrace.engine.version import State
@@ -155,7 +156,7 @@ class Control:
         self._uploaded: dict[str, None] = {}  # names outside of repositories, oldest first
         self._threads = Threads(_READERS, "read repositories")
         self._names: asyncio.Task[Mapping[str, str]] | None = None
-        self._locks = WeakValueDictionary[str, asyncio.Lock]()  # of models with requests
+        self._turns = WeakValueDictionary[str, ModelTurn]()  # of models with requests
         self._stopped = False
         self._waiting: set[asyncio.Future[str]] = set()  # for loads
         self._tasks: set[asyncio.Task[Any]] = set()  # kept alive, even if no one waits for them
@@ -516,10 +517,10 @@ class Control:
 
         Callers that are cancelled before it is their turn leave nothing.
         """
-        turn = self._turn(name)
-        await turn.acquire()
+        turn = self._turns.setdefault(name, ModelTurn())
+        await turn.take()
         task = self._keep(work(name))
-        task.add_done_callback(lambda _: turn.release())
+        task.add_done_callback(lambda _: turn.end())
         return await self._outcome(task)
 
     async def _outcome(self, task: "asyncio.Task[T]") -> T:
@@ -541,10 +542,6 @@ class Control:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # mark the exception as retrieved
-
-    def _turn(self, name: str) -> asyncio.Lock:
-        """The lock that serialises the requests for a model."""
-        return self._locks.setdefault(name, asyncio.Lock())
 
 
 def _without_files(source: ModelSource) -> ModelSource:
