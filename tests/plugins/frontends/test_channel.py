@@ -80,6 +80,24 @@ async def test_long_frames_keep_their_place() -> None:
     assert files() == before
 
 
+async def test_urgent_frames_overtake_all_that_are_queued() -> None:
+    sock, other = socket.socketpair()
+    ours = End(sock)
+    for number in range(200):
+        ours.channel.send(LinkKind.ANSWER, number, bytes(INLINE))
+    await asyncio.sleep(0)  # the socket is full now
+    ours.channel.send_first(LinkKind.CALL, 1_000, b"now")
+    ours.channel.send_first(LinkKind.CALL, 1_001, b"then")
+    theirs = End(other)
+    await theirs.has(202)
+    order = [number for _, number, _, _ in theirs.frames]
+    assert order.index(1_001) == order.index(1_000) + 1 < 100
+    assert [number for number in order if number < 1_000] == list(range(200))
+    assert ours.channel.waiting == 0
+    ours.channel.close()
+    await theirs.lost
+
+
 async def test_frames_whose_files_are_written_on_a_thread() -> None:
     """Requests keep their order, and so does an exchange; other frames do not wait for a file."""
     before = files()

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -161,6 +162,39 @@ async def test_a_large_message_is_handled_where_it_was_received(
     await until(lambda: bool(front_end.frames))
     assert front_end.frames == [(LinkKind.ANSWER, 3, 0, b"{}", b"%d %d" % (size, size))]
     assert kinds == [bytes if size <= INLINE else memoryview]
+
+
+async def test_thousands_of_calls_begin_in_turns_and_health_checks_at_once(
+    front_end: FrontEnd,
+) -> None:
+    turn, begun = 0, Counter[int]()
+    healthy: list[int] = []
+
+    async def config(message: Buffer, call: object) -> bytes:
+        begun[turn] += 1
+        return b""
+
+    async def live(message: Buffer, call: object) -> bytes:
+        healthy.append(begun.total())
+        return b""
+
+    service = "/inference.GRPCInferenceService"
+    head = {"given": [], "peer": ["", None], "id": ""}
+    for name, handler in (("ModelConfig", config), ("ServerLive", live)):
+        front_end.unary[f"{service}/{name}"] = handler
+    for number in range(1_000):
+        asked = orjson.dumps({**head, "grpc": f"{service}/ModelConfig"})
+        front_end.channel.send(LinkKind.CALL, number, asked)
+    asked = orjson.dumps({**head, "grpc": f"{service}/ServerLive", "urgent": True})
+    front_end.channel.send(LinkKind.CALL, 1_000, asked)
+    front_end.channel.send(LinkKind.CALL, 1_001, asked)
+    front_end.channel.send(LinkKind.CANCEL, 1_001)
+    while begun.total() < 1_000:
+        turn += 1
+        await asyncio.sleep(0)
+    assert max(begun.values()) < 100
+    assert healthy[0] < 500
+    await until(lambda: len(front_end.frames) >= 1_001)
 
 
 async def test_refusals(front_end: FrontEnd) -> None:

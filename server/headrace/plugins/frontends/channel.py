@@ -94,6 +94,7 @@ class FrameChannel:
         self._on_waiting = on_waiting
         self._count = count
         self._loop = asyncio.get_running_loop()
+        self._urgent: list[bytes] = []  # frames before all others
         self._short: list[bytes] = []  # frames since the last long one
         self._waiting: deque[bytes | _Long] = deque()
         self._apart: dict[int, deque[_Apart]] = {}  # by lane; the first of each has a file
@@ -131,6 +132,12 @@ class FrameChannel:
     def send(self, kind: LinkKind, number: int = 0, meta: bytes = b"", rest: bytes = b"") -> None:
         """Send a small frame."""
         self._send_short(kind, number, frame(kind, meta, number, rest), None)
+
+    def send_first(self, kind: LinkKind, number: int, meta: bytes, rest: bytes = b"") -> None:
+        """Send a small frame before all that is queued."""
+        if not self.closed:
+            self._urgent.append(frame(kind, meta, number, rest))
+            self._schedule()
 
     def _send_short(self, kind: int, number: int, frame: bytes, going: _Going) -> None:
         if self.closed:
@@ -197,12 +204,16 @@ class FrameChannel:
         self._waiting.clear()
         self._apart.clear()
         self._short.clear()
+        self._urgent.clear()
 
     def _queue_short(self) -> None:
-        joined = b"".join(self._short) if len(self._short) > 1 else self._short[0]
-        self._short.clear()
-        self._waiting.append(joined)
+        short, self._short = self._short, []
+        joined = b"".join(short) if len(short) > 1 else short[0]
         self._size += len(joined)
+        if len(joined) <= _CHUNK:
+            self._waiting.append(joined)
+        else:
+            self._waiting += short  # urgent frames may go between
 
     def _flush(self) -> None:
         self._scheduled = False
@@ -214,7 +225,7 @@ class FrameChannel:
 
     def _write(self) -> None:
         try:
-            while self._chunk is not None or self._waiting:
+            while self._chunk is not None or self._waiting or self._urgent:
                 if self._chunk is None:
                     self._next_chunk()
                 self._write_chunk()
@@ -247,8 +258,9 @@ class FrameChannel:
         return True
 
     def _next_chunk(self) -> None:
-        pieces: list[bytes] = []
-        size = 0
+        pieces, self._urgent = self._urgent, []
+        size = sum(map(len, pieces))
+        self._size += size  # as if they had been queued
         waiting = self._waiting
         while waiting and size < _CHUNK and len(self._chunk_files) < _FILES:
             item = waiting[0]

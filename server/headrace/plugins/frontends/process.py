@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.api.audited import REQUEST_ID
 from headrace.api.gate import AUTHORIZATION
 from headrace.api.header_rules import HeaderRules
-from headrace.api.operations import handed_on
+from headrace.api.operations import OPERATIONS, Category, by_procedure, handed_on
 from headrace.core.blocks import BLOCKS
 from headrace.core.call import Call, Raw, deliver
 from headrace.core.errors import ExecutionFailed, LoadFailed, QuotaExceeded, ServerError
@@ -258,7 +258,11 @@ class EngineSession:
         """
         number = self._next()
         waiting = self._under_way[number] = HandedOn(self._loop)
-        self._channel.send_parts(LinkKind.CALL, 0, number, orjson.dumps(head), [body])
+        meta = orjson.dumps(head)
+        if head["urgent"]:
+            self._channel.send_first(LinkKind.CALL, number, meta, bytes(body))
+        else:
+            self._channel.send_parts(LinkKind.CALL, 0, number, meta, [body])
         try:
             while (answer := await waiting.hear()) is None:
                 piece, last = (b"", True) if pieces is None else await pieces()
@@ -449,6 +453,13 @@ class RemoteEngine:
 
 
 _NO_BODY = b"0"  # the length of an empty body
+# Paths of health checks, which wait for no other call.
+_HEALTH = frozenset(
+    route.path
+    for operation in OPERATIONS
+    if operation.category is Category.HEALTH
+    for route in operation.routes
+)
 
 
 def forwarding_app(link: EngineSession, routes: Sequence[BareRoute]) -> ASGIApp:
@@ -496,6 +507,7 @@ def _head(scope: Scope) -> dict[str, object]:
             name == b"transfer-encoding" or (name == b"content-length" and value != _NO_BODY)
             for name, value in headers
         ),
+        "urgent": scope["path"] in _HEALTH,
     }
 
 
@@ -511,12 +523,13 @@ def _pieces(receive: Receive) -> Pieces:
 
 def forwarding_handler(link: EngineSession, admission: Admission, path: str) -> Unary:
     """A procedure that is forwarded to the engine's process."""
+    urgent = by_procedure()[path].category is Category.HEALTH
 
     async def handler(data: Buffer, call: Any) -> bytes:
         given = call.metadata().get(AUTHORIZATION)
         head = {
             "grpc": path, "given": [] if given is None else [given], "peer": [*call.peer_facts],
-            "id": call.metadata().get(REQUEST_ID, ""),
+            "id": call.metadata().get(REQUEST_ID, ""), "urgent": urgent,
         }  # fmt: skip
         # A connection has a thousand of these, but one over HTTP.
         admission.count(_HANDED_ON_SIZE)

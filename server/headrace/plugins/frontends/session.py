@@ -27,6 +27,7 @@ from headrace.core.errors import ServerError, Unsupported
 from headrace.core.identity import PeerFacts
 from headrace.core.limits import Payer
 from headrace.core.tensors import Buffer
+from headrace.core.turns import TASK_SECS
 from headrace.doors.grpc.call import Unary
 from headrace.doors.http.asgi import NAMES, PEER
 from headrace.engine.admission import Account, AccountedCall, Clients, Held
@@ -69,7 +70,7 @@ class ForwardedCall:
     The front end sends the body of an HTTP request in pieces, each when it is asked for.
     """
 
-    __slots__ = ("_host", "_more", "_number", "_piece", "_task", "_told")
+    __slots__ = ("_asked", "_host", "_more", "_number", "_piece", "_task", "_told")
 
     def __init__(self, host: "FrontEndSession", number: int, head: dict[str, Any], body: Buffer):
         """`number` is the call's on the link; a large message stays where it was received."""
@@ -78,11 +79,22 @@ class ForwardedCall:
         self._more = bool(head.get("body"))  # of the body
         self._told = False  # the end of the body was reported
         self._piece: asyncio.Future[tuple[bytes, bool]] | None = None
-        self._task = asyncio.get_running_loop().create_task(self._run(head, body))
+        self._asked: tuple[dict[str, Any], Buffer] | None = (head, body)  # None once it has begun
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Begin the call, unless it was cancelled."""
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            loop = asyncio.get_running_loop()
+            self._host.admission.turns.expect(loop, TASK_SECS)
+            self._task = loop.create_task(self._run(*asked))
 
     def cancel(self) -> None:
         """Cancel: the answer is no longer awaited."""
-        self._task.cancel()
+        self._asked = None
+        if self._task is not None:
+            self._task.cancel()
 
     def take(self, piece: bytes, last: bool) -> None:
         """Receive a piece of the body that was requested."""
@@ -571,7 +583,12 @@ class FrontEndSession:
             raise BrokenFrame(f"an invalid call: {error}") from None
         if type(head) is not dict:
             raise BrokenFrame("a call that is no object")
-        self._under_way[number] = ForwardedCall(self, number, head, rest)
+        call = self._under_way[number] = ForwardedCall(self, number, head, rest)
+        # Clients may have sent thousands in the same instant, whose tasks all begin in a turn.
+        if head.get("urgent"):
+            call.begin()
+        else:
+            self.admission.turns.put_off(call.begin)
 
     def answer(self, number: int, kind: LinkKind, meta: bytes, rest: bytes) -> None:
         """Send the answer to a call, unless it was cancelled."""
