@@ -73,9 +73,9 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("core, code lines", 33_500, 47_165, lambda w: w.core.lines),
+    Budget("core, code lines", 33_500, 47_170, lambda w: w.core.lines),
     Budget("core, files", 195, 268, lambda w: w.core.files),
-    Budget("all, code lines", 45_500, 74_416, lambda w: w.everything.lines),
+    Budget("all, code lines", 45_500, 74_430, lambda w: w.everything.lines),
     Budget("tests, lines", 45_000, None, lambda w: w.test_lines),
     Budget("HTTP JSON, Python calls alone", 32, 27, lambda w: w.http.calls),
     Budget(f"HTTP JSON, of {TOGETHER} together", 18, 11.7, lambda w: w.http.calls_together),

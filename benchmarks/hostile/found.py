@@ -301,4 +301,10 @@ FOUND: Mapping[str, Case] = {
         frame=1024,
         ending="cut",
     ),
+    "long-paths": Case(
+        door="http",
+        operation="ResetModelTraffic",
+        changes=(Change("name", "repeat", amount=62_500),),
+        connections=249,
+    ),
 }

@@ -196,6 +196,22 @@ def test_a_connection_alone_ends_at_once() -> None:
     uvloop.run(scenario())
 
 
+def test_long_reads_that_take_long_together_put_others_off() -> None:
+    async def scenario() -> None:
+        turns, loop = Turns(), asyncio.get_running_loop()
+        for _ in range(4):
+            assert turns.begin(loop) > 0
+            turns.spend(0.004)
+            assert _reads(turns, 3) == 3
+        turns.begin(loop)
+        turns.spend(0.005)
+        assert _reads(turns, 3) == 0
+        await _turn()
+        assert _reads(turns, 3) == 3
+
+    uvloop.run(scenario())
+
+
 async def _turn() -> None:
     """The next turn of the loop, behind what was scheduled before."""
     turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -142,9 +142,15 @@ class Turns:
         self._full = False
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> int:
-        """The share of a connection with a long read, which adds its time to `taken`."""
+        """The share of a connection with a long read, which will `spend` its time."""
         self._count(loop)
         return min(self.share, self._piece) if self.taken < CROWDED_SECS else SMALL
+
+    def spend(self, secs: float) -> None:
+        """Count a long read: reads of other connections are put off once they have taken long."""
+        self.taken += secs
+        if self.taken >= _MOST_SECS:
+            self.room = 0
 
     def expect(self, loop: asyncio.AbstractEventLoop, secs: float) -> None:
         """Count work that costs more than a plain request, here or in the next turn."""

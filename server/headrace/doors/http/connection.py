@@ -570,7 +570,7 @@ class Connection(asyncio.Protocol):
                     self._begun = self._touched = self.loop.time()
                     self._begin_message(request)
         if begun:
-            turns.taken += perf_counter() - begun
+            turns.spend(perf_counter() - begun)
         self._consuming = False
 
     def _to_application(self, data: bytes, position: int) -> None:

@@ -197,7 +197,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             else:
                 share, begun = turns.begin(self._loop), perf_counter()
                 used = self._receive(self._buffer, nbytes, now, share)
-                turns.taken += perf_counter() - begun
+                turns.spend(perf_counter() - begun)
             if used == nbytes and self._plain and not self._data.regular:
                 if nbytes == len(self._buffer):
                     self._let_others()
