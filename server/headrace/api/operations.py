@@ -298,6 +298,14 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 NAMED = {operation.name: operation for operation in OPERATIONS}
+# Of probes of the server, which wait for no other client's requests.
+HEALTH_PATHS = tuple(
+    route.path
+    for operation in OPERATIONS
+    if operation.category is Category.HEALTH
+    for route in operation.routes
+    if "{" not in route.path
+)
 
 
 def by_procedure(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Operation]:

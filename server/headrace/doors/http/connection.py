@@ -23,7 +23,7 @@ from math import inf
 from time import perf_counter, perf_counter_ns
 from typing import cast
 
-from headrace.api.operations import OPERATIONS, Category
+from headrace.api.operations import HEALTH_PATHS
 from headrace.core.blocks import BLOCKS
 from headrace.core.call import NO_CONTEXT, NO_OPTIONS, NOBODY, Computed, Timing
 from headrace.core.errors import ServerError, ServerExiting, Unavailable
@@ -57,14 +57,7 @@ from headrace.protocol.v2_json import error_body
 _LAST_SECS = 0.05  # that an idle connection stays open for a request in transit at shutdown
 _HEADS = 1 << 10  # bytes for the application that are parsed at once: requests may have 18 bytes
 _BODY = 16 << 10  # ... of a body
-# Begins of requests that wait for no other connection's.
-_HEALTH = tuple(
-    f"GET {route.path}".encode()
-    for operation in OPERATIONS
-    if operation.category is Category.HEALTH
-    for route in operation.routes
-    if "{" not in route.path
-)
+_HEALTH = tuple(f"GET {path}".encode() for path in HEALTH_PATHS)  # begins of requests
 _PART_UNITS = 32  # of `Turns.share`, for either: a body may come in chunks of a byte
 # A plain answer: milliseconds queued, and the rest: milliseconds executing, rows of the batch, body
 # size, body.

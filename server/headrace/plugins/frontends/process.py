@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.api.audited import REQUEST_ID
 from headrace.api.gate import AUTHORIZATION
 from headrace.api.header_rules import HeaderRules
-from headrace.api.operations import OPERATIONS, Category, by_procedure, handed_on
+from headrace.api.operations import HEALTH_PATHS, Category, by_procedure, handed_on
 from headrace.core.blocks import BLOCKS
 from headrace.core.call import Call, Raw, deliver
 from headrace.core.errors import ExecutionFailed, LoadFailed, QuotaExceeded, ServerError
@@ -453,13 +453,6 @@ class RemoteEngine:
 
 
 _NO_BODY = b"0"  # the length of an empty body
-# Paths of health checks, which wait for no other call.
-_HEALTH = frozenset(
-    route.path
-    for operation in OPERATIONS
-    if operation.category is Category.HEALTH
-    for route in operation.routes
-)
 
 
 def forwarding_app(link: EngineSession, routes: Sequence[BareRoute]) -> ASGIApp:
@@ -507,7 +500,7 @@ def _head(scope: Scope) -> dict[str, object]:
             name == b"transfer-encoding" or (name == b"content-length" and value != _NO_BODY)
             for name, value in headers
         ),
-        "urgent": scope["path"] in _HEALTH,
+        "urgent": scope["path"] in HEALTH_PATHS,
     }
 
 
