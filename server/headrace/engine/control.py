@@ -345,25 +345,29 @@ class Control:
                 self._handed.pop(name, None)
             if loading.cancelled():
                 return
-            kept.failed = bool(loading.result())
-            if not kept.failed:
-                kept.before = None
-            if (now := self._kept.get(name)) is not None:
-                while now is not None and now.failed:  # the serving versions stay
-                    now = now.before
-                if now is None or (now.override is None and now.before is None):
-                    del self._kept[name]
-                else:
-                    self._kept[name] = now
-            if not kept.failed:
-                return
-            if uploaded and all(v.lease is not uploaded for v in model.versions.values()):
+            failed = bool(loading.result())
+            self._settle(name, kept, failed)
+            if (
+                failed and uploaded
+                and all(v.lease is not uploaded for v in model.versions.values())
+            ):  # fmt: skip
                 uploaded.release()  # even if the error still refers to the load
                 if model.source.lease is uploaded:
                     model.source = _without_files(model.source)
 
         loading.add_done_callback(ended)
         return asyncio.shield(loading)
+
+    def _settle(self, name: str, kept: _KeptConfig, failed: bool) -> None:
+        """Note the end of a load: of those so far, the last one that did not fail counts."""
+        kept.failed = failed
+        if not failed:
+            kept.before = None
+        now = self._kept.pop(name, None)
+        while now is not None and now.failed:  # the serving versions stay
+            now = now.before
+        if now is not None and (now.override or now.before):
+            self._kept[name] = now
 
     async def _unload(self, name: str) -> None:
         self._kept.pop(name, None)
