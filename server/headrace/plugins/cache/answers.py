@@ -38,8 +38,10 @@ def packed(
         tensors += ((name, datatype, array.shape, len(raw)),)
         raws.append(raw)
     if parameters:
-        return b"".join((_packed_head(version, rows, tensors, parameters), *raws))
-    return b"".join((_repeated_head(version, rows, tensors), *raws))
+        head = _packed_head(version, rows, tensors, parameters)
+    else:
+        head = _repeated_head(version, rows, tensors)
+    return b"".join((head, *raws))
 
 
 def _packed_head(

@@ -346,9 +346,8 @@ class Flight(Call):
         self.calls.clear()
         for call in calls:
             waiting.pop(call, None)
-        if len(calls) > 1:
-            for call in calls[1:]:
-                cache.parts.load.release(call.nbytes)
+        for call in calls[1:]:
+            cache.parts.load.release(call.nbytes)
         return calls
 
     def _taken(self, later: Callable[[], Callable[[Call], None]]) -> Iterable[tuple[int, Call]]:
