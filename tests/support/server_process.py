@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import IO, Self
 
 from tests.support.scrape import until
-from tests.support.template import DEBUGGING, TemplateProcess, can_fork
+from tests.support.template import TemplateProcess, can_fork
 
 EXAMPLES = Path(__file__).parents[2] / "model_repository"
 _ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:(\w+)://)?(127\.0\.0\.1:\d+)")
 _START_SECS = 120
+# Some tests read the list of a server's open files, which needs root unless this is set.
+_DEBUGGING = {} if os.geteuid() == 0 else {"HEADRACE_ALLOW_DEBUGGING": "true"}
 
 
 def examples(folder: Path, name: str = "") -> Path:
@@ -70,7 +72,7 @@ class ServerProcess:
             "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options,
         ]  # fmt: skip
         self._command = [*prefix, sys.executable, *(program or ("-m", "headrace")), *self._words]
-        self._environment = DEBUGGING | dict(environment or {})
+        self._environment = _DEBUGGING | dict(environment or {})
         self._own = bool(prefix or program)
         self._last_line = re.compile(r"ready after" if wait else r"metrics +http")
         self._lines: list[str] = []

@@ -31,8 +31,6 @@ _EARLY = (
     "GLIBC", "LANG", "LC_", "LD_", "MALLOC", "MKL", "NPY", "NUMPY", "OMP", "OPENBLAS", "ORT",
     "PATH", "PYDANTIC", "PYTHON", "TMPDIR", "TZ",
 )  # fmt: skip
-# Some tests read the list of a server's open files, which needs root unless this is set.
-DEBUGGING = {} if os.geteuid() == 0 else {"HEADRACE_ALLOW_DEBUGGING": "true"}
 _RUN_SECS = 120.0
 _MOST = 1 << 20  # bytes of a command line and environment
 # What servers import until they are ready, and for their first operations.
@@ -68,9 +66,11 @@ class TemplateProcess:
             self.stdout = os.fdopen(read, encoding="utf-8")
         self._lock = threading.Lock()
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._status = select.poll()  # `select` takes no descriptors above 1023
+        self._status.register(self._socket, select.POLLIN)
         with other:
             socket.send_fds(_template(), [b"."], [other.fileno()])
-        variables = os.environ | DEBUGGING | dict(environment or {})
+        variables = os.environ | dict(environment or {})
         document = json.dumps([words, os.getcwd(), variables]).encode()
         socket.send_fds(self._socket, [document], [theirs, errors])
         if output is None:
@@ -91,7 +91,7 @@ class TemplateProcess:
 
     def _awaited(self, seconds: float) -> int | None:
         with self._lock:
-            if self.returncode is None and select.select([self._socket], [], [], seconds)[0]:
+            if self.returncode is None and self._status.poll(seconds * 1000):
                 self.returncode = int(self._socket.recv(16))
                 self._socket.close()
             return self.returncode
