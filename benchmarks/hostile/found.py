@@ -301,7 +301,7 @@ FOUND: Mapping[str, Case] = {
         frame=1024,
         ending="cut",
     ),
-    "long-paths": Case(
+    "many-long-paths": Case(
         door="http",
         operation="ResetModelTraffic",
         changes=(Change("name", "repeat", amount=62_500),),
